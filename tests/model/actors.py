@@ -1,4 +1,4 @@
-"""The actors of traces: a table as the model of a column has it, and what is seen of it on disk."""
+"""The actors of traces: a table as the models have it, and what is seen on disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from lance.fragment import DataFile
 
 from airflow_geneva import connect
 from airflow_geneva.engine.checkpoint.facts import load_state
+from airflow_geneva.engine.checkpoint.view_snapshot import load_snapshot
 from airflow_geneva.engine.lance_io.fragments import columns_of, read_fragments
+from airflow_geneva.engine.views.state import (
+    BASE_VERSION_KEY,
+    SWAP_KEY,
+    CommittedViewState,
+    read_advance_note,
+    read_intents,
+)
 from tests.simulation.actors import apply, commit, f, finish
 from tests.simulation.kernel import KERNEL
 from tests.simulation.store import stamp_times
@@ -25,7 +33,7 @@ CHANGED = 100
 """Is added to an input that the writer replaces."""
 
 
-def make(folder: str, given: Any) -> None:
+def make_column(folder: str, given: Any) -> None:
     table = connect(folder).create_table("t", pa.table({"id": pa.array([0, 1], pa.int64())}), max_rows_per_file=1)
     table.lance.add_columns({"x": "id"})
     connect(folder).open_table("t").add_columns({"n": (f, ["x"])})
@@ -35,7 +43,7 @@ def backfill(folder: str, given: Any) -> Any:
     return connect(folder).open_table("t").backfill("n", **SIZES).to_json()
 
 
-def plan(folder: str, given: Any) -> Any:
+def plan_column(folder: str, given: Any) -> Any:
     """What the plan task of Airflow does."""
     from airflow_geneva.engine.run.record import record_plan
 
@@ -50,7 +58,7 @@ def go_on(folder: str, given: Any) -> Any:
     return finish(folder, commit(folder, apply(folder, given)))
 
 
-def change(folder: str, given: Any) -> None:
+def change_column(folder: str, given: Any) -> None:
     """Replace the input of row 0 in place, as another job does that computes it."""
     KERNEL.step("change")
     dataset = lance.LanceDataset(f"{folder}/t.lance")
@@ -64,7 +72,7 @@ def change(folder: str, given: Any) -> None:
     stamp_times()
 
 
-def observe(folder: str, given: Any) -> Any:
+def observe_column(folder: str, given: Any) -> Any:
     """Return what is on disk, in the words of the model."""
     table = connect(folder).open_table("t")
     dataset = table.lance
@@ -86,6 +94,59 @@ def observe(folder: str, given: Any) -> Any:
         "stale": sorted(at for at, said in stale.items() if said),
         "rows": sorted(Counter(int(at) for _, at in kept).items()),
         "staged": sorted(Counter(int(at) for _, at in staged).items()),
+    }
+
+
+def make_view(folder: str, given: Any) -> None:
+    rows = {"id": [0, 1, 9], "x": [0, 1, 9]}
+    table = connect(folder).create_table("t", pa.table(rows, pa.schema(dict.fromkeys(rows, pa.int64()))))
+    query = table.query().where("id < 9").select({"id": "id", "x": "x", "y": (f, ["x"])})
+    query.create_materialized_view(connect(folder), "v")
+
+
+def refresh(folder: str, given: Any) -> Any:
+    return connect(folder).open_view("v").refresh(**SIZES).to_json()
+
+
+def plan_view(folder: str, given: Any) -> Any:
+    from airflow_geneva.engine.plan.request import RefreshRequest
+    from airflow_geneva.engine.run.record import record_plan
+
+    opened = connect(folder).open_view("v")
+    sizes = {name: value for name, value in SIZES.items() if name != "runner"}
+    saved = record_plan(opened._plan_refresh_to_run(RefreshRequest.of({}, sizes), "inline")[0], opened.location)
+    return {"table": "v", "job": saved.spec.job_id, "plan": saved.fingerprint, "since": 0}
+
+
+def change_view(folder: str, given: Any) -> None:
+    """Change a row of the source that the view shows."""
+    KERNEL.step("change")
+    lance.LanceDataset(f"{folder}/t.lance").update({"x": f"x + {CHANGED}"}, where="id = 0")
+    stamp_times()
+
+
+def note_view(folder: str, given: Any) -> None:
+    """Change one that it does not show."""
+    KERNEL.step("note")
+    lance.LanceDataset(f"{folder}/t.lance").update({"x": f"x + {CHANGED}"}, where="id = 9")
+    stamp_times()
+
+
+def observe_view(folder: str, given: Any) -> Any:
+    opened = connect(folder).open_view("v")
+    state = CommittedViewState(opened.location, opened.lance)
+    rows = {row["id"]: row["x"] for row in opened.to_arrow().to_pylist()}
+    metadata = opened.lance.schema.metadata or {}
+    note, intents, newest = read_advance_note(opened.location), read_intents(opened.location), state.newest
+    noted = note is not None and newest.job_id and note.swap == newest.snapshot
+    return {
+        "content": None if not rows else rows[0] // CHANGED if rows.keys() == {0, 1} and rows[1] == 1 else -1,
+        "newest": newest.source_version - 1 if newest.job_id else None,
+        "snapshot": bool(newest.job_id and load_snapshot(opened.location.checkpoints, newest.snapshot)),
+        "mirrored": int(metadata[BASE_VERSION_KEY.encode()]) - 1 if SWAP_KEY.encode() in metadata else None,
+        "note": note.source_version - 1 if noted and note is not None else None,
+        "intents of others": bool(intents - {newest.snapshot}),
+        "its intent": newest.snapshot in intents,
     }
 
 

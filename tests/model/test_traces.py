@@ -1,15 +1,18 @@
-"""Paths of the model that the real engine takes: after each step, the disk is in the model's state."""
+"""Paths of the models that the real engine takes: after each step, the disk is in the model's state."""
 
 from __future__ import annotations
 
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.model import column, exploring
-from tests.model.traces import Walks, can_be_taken
+from tests.model import exploring
+from tests.model.explore import Graph
+from tests.model.traces import TRACED, Walks
 
 
 def trace(*arguments: str) -> str:
@@ -19,35 +22,52 @@ def trace(*arguments: str) -> str:
     return done.stdout
 
 
-def test_a_hundred_paths_take_every_step_that_can_be_taken() -> None:
-    walks = Walks()
-    for number in range(100):
+def explored(of: str) -> Iterator[Graph[Any]]:
+    """Explorations that take every step of one process that paths can take."""
+    if of == "column":
+        yield exploring.explore_column(exploring.COLUMN(changes=True, intervals=True))
+    else:
+        yield exploring.explore_view(exploring.VIEW(changes=True, notes=True))
+        yield exploring.explore_view(exploring.VIEW(kills=False, shown=True, two_jobs=True, changes=True))
+
+
+OF_TWO = {
+    "column": {("", "change"), ("commit.before", "verify")},
+    "view": {("", "change"), ("", "note")},
+}
+
+
+@pytest.mark.parametrize("of", TRACED)
+def test_two_hundred_paths_take_every_step_that_can_be_taken(of: str) -> None:
+    walks, traced, wanted = Walks(of), TRACED[of], OF_TWO[of].copy()
+    for number in range(200):
         walks.draw(random.Random(f"trace {number}"))
-    scope = exploring.COLUMN(changes=True, intervals=True)
-    machine, wanted = column.Column(scope), {("", "change"), ("commit.before", "verify")}
-    for state in exploring.explore_column(scope).came_from:
-        at = state.processes[0].at
-        steps = list(machine.steps(state))
-        wanted |= {(at, step.action) for step in steps if step.actor == "A" and can_be_taken(at, step.action)}
-        if at not in ("start", "ended") and can_be_taken(at, "replace"):
-            wanted.add((at, "replace"))
+    for graph in explored(of):
+        for state in graph.came_from:
+            at = state.processes[0].at
+            actions = [step.action for step in traced.machine.steps(state) if step.actor == "A"]
+            actions += ["replace"] if at not in ("start", "ended") else []
+            wanted |= {(at, action) for action in actions if traced.can_be_taken(at, action)}
     assert set(walks.taken) == wanted
 
 
-def test_the_engine_takes_paths_of_the_model() -> None:
-    said = trace("--traces", "2")
+@pytest.mark.parametrize("of", TRACED)
+def test_the_engine_takes_paths_of_the_model(of: str) -> None:
+    said = trace("--of", of, "--traces", "2")
     assert " 0 differ" in said, said
 
 
 @pytest.mark.slow
-def test_the_engine_takes_a_hundred_paths_of_the_model() -> None:
-    said = trace("--traces", "100")
+@pytest.mark.parametrize("of", TRACED)
+def test_the_engine_takes_fifty_paths_of_the_model(of: str) -> None:
+    said = trace("--of", of, "--traces", "50")
     assert " 0 differ" in said, said
 
 
 @pytest.mark.soak
-def test_the_engine_takes_a_thousand_paths_of_the_model() -> None:
-    said = trace("--traces", "1000")
+@pytest.mark.parametrize("of", TRACED)
+def test_the_engine_takes_a_thousand_paths_of_the_model(of: str) -> None:
+    said = trace("--of", of, "--traces", "1000")
     assert " 0 differ" in said, said
 
 

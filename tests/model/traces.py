@@ -1,4 +1,4 @@
-"""``python -m tests.model.traces --traces 100``: paths of the model of a column, taken by the real engine.
+"""``python -m tests.model.traces --traces 100 --of view``: paths of a model, taken by the real engine.
 
 Each path is drawn so that steps that were taken seldom come first. After each step that passes a fault point the state
 on disk is compared with that of the model. Only paths in which nobody comes between a read and the next fault point of
@@ -14,65 +14,43 @@ import shutil
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.model import column
+from tests.model import column, view
 from tests.simulation import chance
 
-SCOPE = column.Scope(two_jobs=True, changes=True, intervals=True, orphan=True)
 MOST_KILLS, MOST_STEPS = 3, 120
-REPLACED_LATE = ("checkpoint.written (rows)", "checkpoint.written (mark)")
-Way = list[tuple[str, str, column.State]]
+Way = list[tuple[str, str, Any]]
 
 
-@dataclass
-class Walks:
-    """Draws paths of the model; `taken` counts, by the point before, how often each step was taken."""
+@dataclass(frozen=True)
+class Traced:
+    """A machine whose paths the engine takes.
 
-    taken: Counter[tuple[str, str]] = field(default_factory=Counter)
+    Args:
+        moves: whether the engine passes a fault point in a step from one state to another, given the point before.
+        can_be_taken: whether worlds can take a step, given the point before.
+        point: the fault point that the engine is run to for an action.
+        in_words: what `observe` of the actors sees of a state.
+        changes_at, kills_at, replaced_at: points at which paths are to have these, of which each draws one; "" for any.
+    """
 
-    def draw(self, dice: random.Random) -> Way:
-        machine = column.Column(SCOPE)
-        state, way, kills, held = column.start(SCOPE), Way(), 0, ""
-        # Otherwise the writer would seldom come between a verification and its commit.
-        change_at = dice.choice(["", "commit.before"])
-        kills_from = dice.choice(["", "applied", "commit.before", "commit.after", "checkpoint.written (mark)"])
-        replaced_at = dice.choice(["", "", "applied", "commit.before", "commit.after", "never", *REPLACED_LATE])
-        while len(way) < MOST_STEPS:
-            steps = []
-            for step in machine.steps(state):
-                process = next((one for one in state.processes if one.name == step.actor), None)
-                before = process.at if process is not None else ""
-                if step.action == "kill" and (kills == MOST_KILLS or held or kills_from not in ("", before)):
-                    continue
-                if step.action == "change" and change_at not in ("", *(one.at for one in state.processes)):
-                    continue
-                if step.action == "replace" and (held or replaced_at not in ("", before)):
-                    continue
-                planned = before == "start" and state.job(step.actor).plan is not None
-                if planned and (step.action == "resume") != (step.actor == "A"):
-                    continue  # A goes on as a task of Airflow does, and B plans again as a script does
-                if held in ("", step.actor) and can_be_taken(before, step.action) and step.actor != "quiet":
-                    steps.append((step.actor, step.action, step.state, before))
-            if not steps:
-                return way
-            weights = [self._weight(at, action) for _, action, _, at in steps]
-            actor, action, state, before = dice.choices(steps, weights)[0]
-            self.taken[before, action] += 1
-            kills += action == "kill"
-            held = actor if action in column.READS else ""
-            way.append((actor, action, state))
-        return way
-
-    def _weight(self, before: str, action: str) -> float:
-        taken = self.taken[before, action]
-        # Otherwise all processes would be killed at their first points.
-        return (0.05 if action == "kill" and taken else 1.0) / (1 + taken) ** 2
+    machine: Any
+    start: Any
+    calls: tuple[str, str, str]
+    moves: Callable[[str, str, Any, Any], bool]
+    can_be_taken: Callable[[str, str], bool]
+    point: Callable[[str], str]
+    in_words: Callable[[Any], Any]
+    changes_at: tuple[str, ...]
+    kills_at: tuple[str, ...]
+    replaced_at: tuple[str, ...]
 
 
-def can_be_taken(before: str, action: str) -> bool:
+def column_can_take(before: str, action: str) -> bool:
     """Whether worlds can take a step: at an interval of 0 rows are kept first, and plans are of a task of their own."""
     if action in ("kill", "replace"):
         here = before not in {*column.READS, "verified", "looked", "unsure"}
@@ -80,8 +58,7 @@ def can_be_taken(before: str, action: str) -> bool:
     return "unsure" not in (before, action) and (before, action) != ("apply.step", "staged.written")
 
 
-def in_words(state: column.State) -> Any:
-    """Return of a state what `observe` sees."""
+def column_in_words(state: column.State) -> Any:
     table, facts = state.table, state.facts
     rows = Counter(row for row, _ in state.rows)
     staged = Counter(one.fragment for one in {(one.fragment, one.inputs): one for one in state.staged}.values())
@@ -94,16 +71,126 @@ def in_words(state: column.State) -> Any:
     }
 
 
-def follow(way: Way, seed: int, folder: Path) -> tuple[str, int]:  # noqa: C901
+def view_can_take(before: str, action: str) -> bool:
+    if action in ("kill", "replace"):
+        return before not in {*view.READS, "looked", "unsure"} and (action == "kill" or before != "plan.saved")
+    return "unsure" not in (before, action)
+
+
+def view_moves(before: str, action: str, state: view.State, after: view.State) -> bool:
+    """The engine passes no fault point if the metadata name the newest swap already; else, both at once here."""
+    return action not in (*view.READS, "mirror.write") and (
+        action != "mirror.written" or state.history != after.history
+    )
+
+
+def view_in_words(state: view.State) -> Any:
+    machine = TRACED["view"].machine
+    newest = machine.newest(state)
+    note = state.note if state.note is not None and state.note[0] == newest.snapshot else None
+    return {
+        "content": state.content,
+        "newest": None if newest.snapshot is None else newest.snapshot.source,
+        "snapshot": newest.snapshot in state.snapshots,
+        "mirrored": None if state.mirrored is None else state.mirrored.source,
+        "note": None if note is None else note[1].source,
+        "intents of others": bool(state.intents - {newest.snapshot}),
+        "its intent": newest.snapshot in state.intents,
+    }
+
+
+COLUMN_SCOPE = column.Scope(two_jobs=True, changes=True, intervals=True, orphan=True)
+VIEW_SCOPE = view.Scope(two_jobs=True, changes=True, notes=True, orphan=True)
+_LATE = ("commit.before", "commit.after", "checkpoint.written (mark)")
+_SWAP = ("snapshot.written", "swap.before", "swap.after", "mirror.write", "file.removed", "advance.written")
+TRACED = {
+    "column": Traced(
+        column.Column(COLUMN_SCOPE),
+        column.start(COLUMN_SCOPE),
+        ("plan_column", "make_column", "backfill"),
+        lambda before, action, state, after: action not in column.READS,
+        column_can_take,
+        lambda action: action.partition(" (")[0],
+        column_in_words,
+        ("", "commit.before"),
+        ("", "applied", *_LATE),
+        ("", "", "applied", "never", "checkpoint.written (rows)", *_LATE),
+    ),
+    "view": Traced(
+        view.View(VIEW_SCOPE),
+        view.start(VIEW_SCOPE),
+        ("plan_view", "make_view", "refresh"),
+        view_moves,
+        view_can_take,
+        lambda action: "finish.begin" if action == "checkpoint.written (file)" else action,
+        view_in_words,
+        ("", "swap.before"),
+        ("", *_SWAP),
+        ("", "", "never", *_SWAP),
+    ),
+}
+
+
+@dataclass
+class Walks:
+    """Draws paths of a model; `taken` counts, by the point before, how often each step was taken."""
+
+    of: str = "column"
+    taken: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def draw(self, dice: random.Random) -> Way:
+        traced = TRACED[self.of]
+        state, way, kills, held = traced.start, Way(), 0, ""
+        # Otherwise the writer would seldom come between a verification and its commit.
+        at = {"change": dice.choice(traced.changes_at), "kill": dice.choice(traced.kills_at)}
+        at["replace"] = dice.choice(traced.replaced_at)
+        while len(way) < MOST_STEPS:
+            steps = []
+            for step in traced.machine.steps(state):
+                process = next((one for one in state.processes if one.name == step.actor), None)
+                before = process.at if process is not None else ""
+                where = {one.at for one in state.processes} if step.action == "change" else {before}
+                if at.get(step.action) and at[step.action] not in where:
+                    continue
+                if step.action in ("kill", "replace") and (held or kills == MOST_KILLS):
+                    continue
+                if (step.actor, before, step.action) == ("A", "plan.saved", "kill"):
+                    continue  # its plan task would plan again
+                planned = before == "start" and saved_plan(state, step.actor) is not None
+                if planned and (step.action == "resume") != (step.actor == "A"):
+                    continue  # A goes on as a task of Airflow does, and B plans again as a script does
+                if held in ("", step.actor) and traced.can_be_taken(before, step.action) and step.actor != "quiet":
+                    steps.append((step.actor, step.action, step.state, before))
+            if not steps:
+                return way
+            weights = [self._weight(at, action) for _, action, _, at in steps]
+            actor, action, after, before = dice.choices(steps, weights)[0]
+            self.taken[before, action] += 1
+            kills += action == "kill"
+            held = "" if traced.moves(before, action, state, after) else actor
+            way.append((actor, action if not held else f"({action})", after))
+            state = after
+        return way
+
+    def _weight(self, before: str, action: str) -> float:
+        taken = self.taken[before, action]
+        # Otherwise all processes would be killed at their first points.
+        return (0.05 if action == "kill" and taken else 1.0) / (1 + taken) ** 2
+
+
+def saved_plan(state: Any, job: str) -> object:
+    return dict(state.plans)[job] if isinstance(state, view.State) else state.job(job).plan
+
+
+def follow(of: str, way: Way, seed: int, folder: Path) -> tuple[str, int]:  # noqa: C901
     """Let the engine take a path; return where it differs from the model, or "", and the number of compared states."""
     from tests.simulation.world import Dice, Failed, Job, Move, Scenario, Stage, World
 
-    jobs = [
-        Job("A", (Stage("plan"), Stage("go_on"))),
-        Job("B", (Stage("backfill"),)),
-        Job("writer", (Stage("change"),), faulty=False),
-    ]
-    world = World(Scenario("model", "make", lambda _: jobs, "no_judge"), seed, folder, Dice(0))
+    traced = TRACED[of]
+    plan, _, whole = traced.calls
+    jobs = [Job("A", (Stage(plan), Stage("go_on"))), Job("B", (Stage(whole),))]
+    writers = {call: Job(call, (Stage(f"{call}_{of}"),), faulty=False) for call in ("change", "note")}
+    world = World(Scenario("model", "", lambda _: jobs, "no_judge"), seed, folder, Dice(0))
     said, compared, orphan = list[str](), 0, ""
 
     def name_of(actor: str) -> str:
@@ -137,7 +224,7 @@ def follow(way: Way, seed: int, folder: Path) -> tuple[str, int]:  # noqa: C901
             raise Failed(f"{actor} ended without passing {point}")
 
     def seen() -> Any:
-        world.start(Job("observer", (Stage("observe"),), False, False), 0, None, 0)
+        world.start(Job("observer", (Stage(f"observe_{of}"),), False, False), 0, None, 0)
         name = name_of("observer")
         while name in world.processes:
             grant(name)
@@ -148,24 +235,25 @@ def follow(way: Way, seed: int, folder: Path) -> tuple[str, int]:  # noqa: C901
             world.start(job, 0, None, 0)
         for actor, action, state in way:
             said.append(f"  {actor:8} {action}")
-            if action in column.READS:
+            if action.startswith("("):
                 continue
             compared += action not in ("kill", "replace", "apply.step")
             if action == "kill":
                 standing.pop(name_of(actor), None)
                 world.take(Move("kill", name_of(actor), 0, ""))
-            elif action == "change":
-                run_to("writer", "")
+            elif action in writers:
+                world.start(writers[action], 0, None, 0)
+                run_to(action, "")
             elif action == "replace":
                 orphan = name_of("A")
                 world.take(Move("stop", orphan, 0, ""))
             else:
-                run_to(actor, action.partition(" (")[0])
+                run_to(actor, traced.point(action))
             if action == "finish.end":
                 run_to(actor, "")
             if action in ("kill", "replace", "apply.step"):
                 continue  # nothing is written
-            engine, model = seen(), json.loads(json.dumps(in_words(state)))
+            engine, model = seen(), json.loads(json.dumps(traced.in_words(state)))
             if engine != model:
                 differs = [
                     f"{key}: engine {engine[key]}, model {model[key]}" for key in model if engine[key] != model[key]
@@ -182,6 +270,7 @@ def follow(way: Way, seed: int, folder: Path) -> tuple[str, int]:  # noqa: C901
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.model.traces", description=__doc__)
     parser.add_argument("--traces", type=int, default=100, help="number of paths")
+    parser.add_argument("--of", default="column", choices=TRACED, help="the machine")
     parser.add_argument("--first", type=int, default=0, help="number of the first path")
     parser.add_argument("--mutant", default="", help="take them with a defect of tests/simulation/mutants.py")
     options = parser.parse_args(arguments)
@@ -189,15 +278,14 @@ def main(arguments: list[str]) -> int:
     from tests.simulation.mutants import mutate
 
     world.ACTORS = "tests.model.actors"
-    began, bad, walks, steps = time.monotonic(), 0, Walks(), 0
+    began, bad, walks, steps = time.monotonic(), 0, Walks(options.of), 0
     with world.scratch() as folder:
         if options.mutant:
             sys.path.insert(0, str(mutate(options.mutant, folder)))
         simulation.prepare(folder)
-        __import__(world.ACTORS, fromlist=["make"])
-        scenario = world.Scenario(
-            "model", "make", lambda _: [world.Job("make", (world.Stage("make"),), False, False)], "no_judge"
-        )
+        __import__(world.ACTORS, fromlist=["no_judge"])
+        stage = world.Stage(TRACED[options.of].calls[1])
+        scenario = world.Scenario("model", "", lambda _: [world.Job("make", (stage,), False, False)], "no_judge")
         if wrong := world.World(scenario, 0, folder, world.Dice(0)).run():
             sys.exit(f"the table cannot be made: {wrong}")
         shutil.copytree(folder / "db", folder / "new")
@@ -207,7 +295,7 @@ def main(arguments: list[str]) -> int:
                 continue
             shutil.rmtree(folder / "db")
             shutil.copytree(folder / "new", folder / "db")
-            differs, compared = follow(way, number, folder)
+            differs, compared = follow(options.of, way, number, folder)
             steps += compared
             if differs:
                 bad += 1

@@ -294,7 +294,7 @@ class View:
                 own = frozenset({process.snapshot} - {None})
                 action = "file.removed" if own & state.intents else action
                 state = state._replace(intents=state.intents - own)
-            after = process._replace(at="mirror.write", left=process.left or not done)
+            after = process._replace(at="mirror.write", left=process.left or not done, begun=frozenset())
             return action, state.with_process(after)
         shown = self.shown(state)
         if not plan.rows and shown is not None and shown.source >= plan.source:
@@ -334,7 +334,9 @@ class View:
         plan = process.plan
         assert plan is not None
         after = Process(process.name, "ended", left=process.left)
-        return "finish.end", state.with_plan(process.job, None).with_process(after)
+        if process.name != "orphan" or state.processes[0].at == "ended":  # the process that replaced it has the plan
+            state = state.with_plan(process.job, None)
+        return "finish.end", state.with_process(after)
 
     # What a view is known to show.
 
