@@ -819,6 +819,38 @@ def test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_b
     assert_nothing_to_do_is_free(table, "y", trace)
 
 
+@pytest.mark.parametrize("apply_again", [False, True])
+def test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_by_its_retry(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch, apply_again: bool
+) -> None:
+    """The retry has the saved plan, and finds a version whose file is gone."""
+    before = set(Path(table.uri, "data").iterdir())
+    job = Stations.begin(table)
+    job.apply()
+
+    def meanwhile(point: str) -> None:
+        if point == "commit.before":
+            staged_files(table, before)[0].unlink()
+        if point == "commit.after":
+            raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_versions, "fault_point", meanwhile)
+        with pytest.raises(Died):
+            job.commit()
+    if apply_again:
+        job.apply()
+    result = job.commit()
+    # The values of its rows were in the removed file only, and a commit task computes nothing.
+    left = 0 if apply_again else 25
+    assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL" if left else "DONE", 100 - left, left)
+    if left:
+        assert table.backfill("y", runner="inline").state == "DONE"
+    assert len(trace) == 125
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
 def test_a_staged_file_with_old_values_that_were_replaced_since_is_put_together_again(
     table: Table, trace: Trace
 ) -> None:

@@ -46,6 +46,7 @@ class Rules:
     facts_name_the_inputs: bool = True
     asks_unfinished_jobs_for_their_values: bool = True
     checks_files_of_unfinished_jobs: bool = True
+    replaces_removed_files: bool = True
     file_before_its_checkpoint: bool = True
     cleanup_looks_at_jobs_again: bool = True
     cleanup_looks_at_versions_again: bool = True
@@ -131,6 +132,9 @@ class Work(NamedTuple):
 
     def input(self, row: int) -> int:
         return self.inputs[ROWS[self.fragment].index(row)]
+
+    def planned_value(self, row: int) -> int | None:
+        return None if self.old is None else self.old.values[ROWS[self.fragment].index(row)]
 
 
 Pair = tuple[Work, File]
@@ -247,8 +251,9 @@ class Column:
             return action, state.with_process(process._replace(at=action, **memory))
 
         if at == "start":
-            # A retry with a saved plan does not look for files that a vacuum removed; a new plan does.
-            if job.plan is not None and self.scope.vacuums <= ("vacuums" in state.left):
+            # If the rows of a removed file moved into its fragment, a retry with the plan before fails; a new plan does not.
+            fails = self.scope.vacuums and self.scope.compacts and "vacuums" not in state.left
+            if job.plan is not None and not fails:
                 yield "resume", state.with_process(process._replace(at="plan.saved", read=job.read, works=job.plan))
             yield self.plan(state, process)
         elif at == "plan" and self.scope.cleans:
@@ -355,7 +360,8 @@ class Column:
         return "checkpoint.written (file)", state._replace(staged=frozenset(kept)).with_process(after)
 
     def verify(self, state: State, process: Process) -> State:
-        judged = [(judge(state, work, file), (work, file)) for work, file in process.staged]
+        staged = [(self.over_a_removed_file(state, work, file), file) for work, file in process.staged]
+        judged = [(judge(state, *pair), pair) for pair in staged]
         if not self.rules.verifies:
             there = {one.id for one in state.table}
             judged = [("fits" if said == "lost" and p[0].fragment in there else said, p) for said, p in judged]
@@ -367,6 +373,14 @@ class Column:
             return self.follow(state, process, lost, waits=True)
         return self.follow(state, process._replace(staged=(), works=()), lost)
 
+    def over_a_removed_file(self, state: State, work: Work, file: File) -> Work:
+        """Let a staged file replace one that an earlier process of the job committed, and that is gone."""
+        now = state.fragment(work.fragment)
+        expected = now is None or now.inputs != work.inputs or now.output in (None, work.output, file)
+        if expected or now is None or now.output in state.files or not self.rules.replaces_removed_files:
+            return work
+        return work._replace(output=now.output)
+
     def follow(self, state: State, process: Process, lost: Iterable[Pair], waits: bool = False) -> State:
         """Look for the rows that a commit did not make visible, in the fragments that hold them now."""
         again: dict[int, Work] = {}
@@ -377,10 +391,16 @@ class Column:
                 continue
             for row in work.due:
                 now = state.fragment_with(row)
+                in_place = now.id == work.fragment and now.inputs == work.inputs
+                if in_place and now.output not in (None, file, *state.files):
+                    return state.with_process(Process(process.name, "stopped"))  # it cannot be read
                 if now.input(row) != work.input(row):
                     left = True
                 elif row not in self.known(state, now):
                     if not self.rules.follows_moved_rows:
+                        continue
+                    if now.value(row) != work.planned_value(row):
+                        left = True  # others wrote it since
                         continue
                     found = again.get(now.id)
                     due = (found.due if found else frozenset[int]()) | {row}

@@ -81,6 +81,7 @@ COLUMN_MUTANTS = {
     "facts_name_the_inputs": (COLUMN(changes=True), "what counts as computed is right"),
     "asks_unfinished_jobs_for_their_values": (COLUMN(changes=True), "end"),
     "checks_files_of_unfinished_jobs": (COLUMN(vacuums=True), "what counts as computed is right"),
+    "replaces_removed_files": (COLUMN(vacuums=True), "end"),
     "file_before_its_checkpoint": (COLUMN(), "what a checkpoint keeps stays"),
     "cleanup_looks_at_jobs_again": (COLUMN(cleans=True), "what a checkpoint keeps stays"),
     "cleanup_looks_at_versions_again": (COLUMN(cleans=True), "what counts as computed is right"),

@@ -144,6 +144,7 @@ class Walks:
         # Otherwise the writer would seldom come between a verification and its commit.
         at = {"change": dice.choice(traced.changes_at), "kill": dice.choice(traced.kills_at)}
         at["replace"] = dice.choice(traced.replaced_at)
+        planned_at = dict[str, Any]()
         while len(way) < MOST_STEPS:
             steps = []
             for step in traced.machine.steps(state):
@@ -159,6 +160,8 @@ class Walks:
                 planned = before == "start" and saved_plan(state, step.actor) is not None
                 if planned and (step.action == "resume") != (step.actor == "A"):
                     continue  # A goes on as a task of Airflow does, and B plans again as a script does
+                if step.actor == "B" and process and not as_listed(process, step, state, planned_at.get("B")):
+                    continue
                 if held in ("", step.actor) and traced.can_be_taken(before, step.action) and step.actor != "quiet":
                     steps.append((step.actor, step.action, step.state, before))
             if not steps:
@@ -167,6 +170,8 @@ class Walks:
             actor, action, after, before = dice.choices(steps, weights)[0]
             self.taken[before, action] += 1
             kills += action == "kill"
+            if action in ("plan", "verify"):
+                planned_at[actor] = after if action == "plan" else None
             held = "" if traced.moves(before, action, state, after) else actor
             way.append((actor, action if not held else f"({action})", after))
             state = after
@@ -176,6 +181,16 @@ class Walks:
         taken = self.taken[before, action]
         # Otherwise all processes would be killed at their first points.
         return (0.05 if action == "kill" and taken else 1.0) / (1 + taken) ** 2
+
+
+def as_listed(process: Any, step: Any, state: Any, then: Any) -> bool:
+    """Whether a script would take a step: it lists checkpoints when it plans, and the model reads them later."""
+    if then is None or step.action not in ("open", "apply.step") or not isinstance(state, column.State):
+        return True
+    before = state._replace(rows=then.rows, staged=then.staged)
+    ((action, after),) = TRACED["column"].machine.apply(before, process)
+    now = next(one for one in step.state.processes if one.name == process.name)
+    return (action, next(one for one in after.processes if one.name == process.name)) == (step.action, now)
 
 
 def saved_plan(state: Any, job: str) -> object:
@@ -254,6 +269,9 @@ def follow(of: str, way: Way, seed: int, folder: Path) -> tuple[str, int]:  # no
             if action in ("kill", "replace", "apply.step"):
                 continue  # nothing is written
             engine, model = seen(), json.loads(json.dumps(traced.in_words(state)))
+            while action == "file.removed" and engine != model:  # the engine removes one file after another
+                run_to(actor, action)
+                engine = seen()
             if engine != model:
                 differs = [
                     f"{key}: engine {engine[key]}, model {model[key]}" for key in model if engine[key] != model[key]

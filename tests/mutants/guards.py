@@ -340,6 +340,18 @@ GUARDS = [
         (COMMIT + "test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_by_the_next",),
     ),
     Guard(
+        "A retry would take a committed file that was removed for another writer's, and never write it again.",
+        "if now is not None and _replaces_a_removed_file(dataset, now, candidate, output):",
+        "if False:",
+        (COMMIT + "test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_by_its_retry",),
+    ),
+    Guard(
+        "Rows whose data file was removed during a commit would count as computed after a retry that could not help.",
+        "if result.commits and spec.keeps_facts and not gone:",
+        "if result.commits and spec.keeps_facts:",
+        (COMMIT + "test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_by_its_retry",),
+    ),
+    Guard(
         "A job would commit to a table that was created again under the same name.",
         "_, made, _ = place.checkpoints.side_by_side(first, transaction, partial(self.assert_same_table, options))",
         "_, made = place.checkpoints.side_by_side(first, transaction)",

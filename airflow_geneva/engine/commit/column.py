@@ -16,6 +16,7 @@ from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
+from airflow_geneva.engine.lance_io.data_file import LanceFile
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
     FragmentFiles,
@@ -172,6 +173,8 @@ def verify(
     def judge(candidate: Candidate) -> tuple[Candidate, str]:
         # Rows hidden at an earlier version are searched again if their fragment has been removed since.
         candidate, now = replace(candidate, hidden=Ranges.empty()), manifest.get(candidate.task.id)
+        if now is not None and _replaces_a_removed_file(dataset, now, candidate, output):
+            candidate = replace(candidate, staged=replace(candidate.staged, output_files=now.output))
         reason = _reason(dataset, now, candidate, output, data) if same_inputs else _OTHER_INPUTS
         if now is None or reason not in ("", _DONE) or now.deletion == candidate.task.files.deletion:
             return candidate, reason
@@ -181,6 +184,19 @@ def verify(
     fitting, done, removed = (tuple(c for c, found in judged if found == reason) for reason in ("", _DONE, _REMOVED))
     left = tuple((c, reason) for c, reason in judged if reason not in ("", _DONE, _REMOVED))
     return Verification(dataset, manifest, output, fitting, done, removed, left)
+
+
+def _replaces_a_removed_file(
+    dataset: lance.LanceDataset, now: FragmentFiles, candidate: Candidate, output: tuple[int, ...]
+) -> bool:
+    """Whether the column has a file that is neither the planned one nor the candidate's, and does not exist.
+
+    An earlier process of the job has committed it, was killed, and could not see that it was removed meanwhile.
+    """
+    expected = ((), candidate.staged.output_files, candidate.output(output[0]) if output else ())
+    return now.output not in expected and not any(
+        LanceFile.of_table(dataset, path).exists() for *_, path in now.output
+    )
 
 
 def _reason(

@@ -286,7 +286,9 @@ class ColumnPublisher(Publisher):
         result = self.result(committed)
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
             spec.written.assert_same_table(self.location.options)
-        if result.commits and spec.keeps_facts:
+        # An earlier process may have committed a file that is gone, and died: without a mark the next plan looks for it.
+        gone = any(why == _NOT_STAGED for shard in committed for _, why in shard.left_reasons)
+        if result.commits and spec.keeps_facts and not gone:
             earlier, moved = _before_others_moved_rows(self._newest(), spec.version, result.commits)
             known = {result.version, *earlier}
             marks = [seen(version, bool(moved) and version > moved) for version in sorted(known)]
