@@ -251,7 +251,7 @@ class Column:
             return action, state.with_process(process._replace(at=action, **memory))
 
         if at == "start":
-            # If the rows of a removed file moved into its fragment, a retry with the plan before fails; a new plan does not.
+            # If rows moved into the fragment of a removed file, a retry with the plan fails; a new plan does not.
             fails = self.scope.vacuums and self.scope.compacts and "vacuums" not in state.left
             if job.plan is not None and not fails:
                 yield "resume", state.with_process(process._replace(at="plan.saved", read=job.read, works=job.plan))

@@ -194,9 +194,7 @@ def _replaces_a_removed_file(
     An earlier process of the job has committed it, was killed, and could not see that it was removed meanwhile.
     """
     expected = ((), candidate.staged.output_files, candidate.output(output[0]) if output else ())
-    return now.output not in expected and not any(
-        LanceFile.of_table(dataset, path).exists() for *_, path in now.output
-    )
+    return now.output not in expected and not any(LanceFile.of_table(dataset, path).exists() for *_, path in now.output)
 
 
 def _reason(

@@ -286,7 +286,7 @@ class ColumnPublisher(Publisher):
         result = self.result(committed)
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
             spec.written.assert_same_table(self.location.options)
-        # An earlier process may have committed a file that is gone, and died: without a mark the next plan looks for it.
+        # An earlier process may have committed a file that is gone, and died; without a mark the next plan looks.
         gone = any(why == _NOT_STAGED for shard in committed for _, why in shard.left_reasons)
         if result.commits and spec.keeps_facts and not gone:
             earlier, moved = _before_others_moved_rows(self._newest(), spec.version, result.commits)
