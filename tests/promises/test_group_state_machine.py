@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from airflow_geneva import connect
 from airflow_geneva.engine import cleanup
@@ -353,6 +353,7 @@ class GroupHistories(RuleBasedStateMachine):
         versions = [found["version"] for found in self.table.lance.versions()]
         self.refresh(src_version=versions[number % len(versions)], **self.new_code())
 
+    @precondition(lambda self: self.RUNNER == "inline")  # workers of Spark import the module as it is
     @rule(recompute=st.booleans())
     def the_code_changes(self, recompute: bool) -> None:
         self.code += 1
