@@ -27,7 +27,8 @@ from tests.simulation.releases import EARLIER, PRESENT, Release
 ACTORS = "tests.simulation.actors"
 PATIENCE = 20.0
 """Real seconds after which an actor that does not come to its next step hangs."""
-MOST_STEPS = 20_000
+STEPS_OF_A_FILE = 100
+"""How many steps each process may take for each data file from the last fault or change to its end; it takes 10-40."""
 FAULTY_TRIES = 3
 DISK_FAILS = ("eio", "eio!")
 STORE_FAILS = ("503", "503!", "reset", "reset!", "timeout", "timeout!")
@@ -208,6 +209,8 @@ class World:
         self.started: dict[str, int] = {}
         self.tries = Counter[str]()
         self.steps = 0
+        # Steps since the last fault or change, and the processes that were there then.
+        self.calm, self.present = 0, 1
         self.pairs: set[tuple[str, str]] = set()
         self.canonical = store.Canonical()
         self.last: dict[str, str] = {}
@@ -219,10 +222,8 @@ class World:
         try:
             for job in self.scenario.jobs(random.Random(f"jobs {self.seed}")):
                 self.start(job, 0, job.stages[0].given, 0)
+            self.present = max(len(self.processes), 1)
             while self.processes:
-                self.steps += 1
-                if self.steps > MOST_STEPS:
-                    raise Failed(f"no end after {MOST_STEPS} steps")
                 self.take(self.decide())
             self.judge()
         except Failed as failed:
@@ -392,10 +393,21 @@ class World:
         first = min(self.processes.values(), key=lambda process: process.until or 0.0)
         return Move("time", first.name)
 
+    def most_steps(self) -> int:
+        """Return the number of steps in which all must end after the last fault or change."""
+        files = sum(len(list((self.folder / "db").glob(f"{name}.lance/data/*"))) for name in ("t", "v"))
+        return STEPS_OF_A_FILE * files * self.present
+
     def take(self, move: Move) -> None:
         process = self.processes[move.actor]
         point = self.canonical(move.point)
         self.moves.append(move)
+        self.steps += 1
+        self.calm += 1
+        if move.kind not in ("go", "time") or process.job.name == "others":
+            self.calm, self.present = 0, len(self.processes) + 1
+        if self.calm % 500 == 0 and self.calm > self.most_steps():
+            raise Failed(f"no end {self.calm} steps after the last fault or change")
         if move.kind == "time":
             self.now = max(self.now, process.until or 0.0)
             self.say(f"{move.actor} waits until {self.now:.1f}")
@@ -427,11 +439,9 @@ class World:
         """Let the judge, alone and without faults, look at what is left."""
         job = Job("judge", (Stage(self.scenario.judge, release=PRESENT),), retried=False, faulty=False)
         self.replayed = []
+        self.calm, self.present = 0, 1
         self.start(job, 0, [*self.results, ("world", self.tries)], 0)
         while self.processes:
-            self.steps += 1
-            if self.steps > MOST_STEPS:
-                raise Failed(f"no end after {MOST_STEPS} steps")
             self.take(self.replay())
         if not any(name == "judge" for name, _ in self.results):
             raise Failed(f"the judge failed: {self.said()}")
