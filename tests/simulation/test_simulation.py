@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.simulation import chance
+from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.shrink import shrink, told
 from tests.simulation.simulate import simulate
 from tests.simulation.world import Move
@@ -31,6 +32,17 @@ def test_every_world_ends_right_and_two_runs_of_a_seed_take_the_same_way() -> No
 def test_a_hundred_more_worlds_end_right(first: int) -> None:
     done = simulate("--seeds", "100", "--first", str(first))
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", [one for one in MUTANTS if one.found_by is not None], ids=lambda one: one.name)
+def test_a_defect_of_the_protocol_is_found(mutant: Mutant) -> None:
+    assert mutant.found_by is not None
+    # What the engine asks of the store moves with it, and then another seed finds the defect.
+    seeds = str(20 + 3 * mutant.found_by)
+    done = simulate("--mutant", mutant.name, "--scenario", mutant.scenario, "--seeds", seeds, "--shrink", "0")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "goes wrong" in done.stdout
 
 
 @pytest.mark.slow
