@@ -12,7 +12,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import pyarrow as pa
 
@@ -142,8 +142,14 @@ class _ReadFile:
         return cast("bytes | _Moved", await asyncio.wait_for(done, seconds))
 
     def _read(self, table: TableLocation, uri: str, seconds: float) -> bytes | _Moved:
-        found = _checked(table, uri, "A value that read_file was given")
-        return self._download(table, found, seconds) if _of_web(found) else self._read_stored(table, found)
+        document = "A value that read_file was given"
+        found = _checked(table, uri, document)
+        if _of_web(found):
+            return self._download(table, found, seconds)
+        if is_local(found) and not is_local(uri) and (decoded := unquote(found)) != found:
+            with suppress(FileNotFoundError):  # the name itself has a percent sign
+                return self._read_stored(table, _checked(table, decoded, document))
+        return self._read_stored(table, found)
 
     def _read_stored(self, table: TableLocation, uri: str) -> bytes:
         """Read a file of a disk or an object store."""

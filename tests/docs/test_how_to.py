@@ -83,6 +83,13 @@ def test_the_snippet_about_links_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "missing.png answered 404" in failing.message
 
 
+@pytest.mark.airflow
+def test_the_dag_about_links_maps_the_column_and_asks_for_failed_rows_when_it_is_triggered() -> None:
+    dag = run("links_dag")["dag"]
+    assert dag.get_task("define").columns == {"size": ("photo_udfs:size", ["link"])}
+    assert dag.get_task("backfill.plan").errors_only == "{{ params.errors_only }}"
+
+
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass

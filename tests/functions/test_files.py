@@ -161,6 +161,19 @@ def test_files_of_the_database_and_of_allowed_places_are_read_and_a_missing_one_
     assert "Store whole paths or URIs" in failed[7]
 
 
+def test_a_file_uri_is_decoded_and_a_path_is_not(tmp_path: Path) -> None:
+    names = ["größe 1.txt", "a#b?.txt", "100%.txt", "lit%20x.txt"]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    uris = [(tmp_path / name).as_uri() for name in names]
+    uris += [f"file://{tmp_path}/lit%20x.txt", f"{tmp_path}/lit%20x.txt", f"{tmp_path}/gr%C3%B6%C3%9Fe%201.txt"]
+    values, failed = read(links(tmp_path, uris, [tmp_path]))
+    assert values == [*(name.encode() for name in names), b"lit%20x.txt", b"lit%20x.txt", None]
+    assert failed[6].startswith("FileNotFoundError")
+    (tmp_path / "lit x.txt").write_text("of the URI")
+    assert read(links(tmp_path / "again", uris[4:5], [tmp_path]))[0] == [b"of the URI"]
+
+
 def test_a_web_server_is_asked_again_after_what_passes_and_not_after_what_stays(tmp_path: Path, web: Web) -> None:
     kinds = ["file/a?size=2", "moved/b", "flaky/c", "busy/d", "missing/e", "down/f", "cut/g", "big/h", "round/i"]
     values, failed = read(

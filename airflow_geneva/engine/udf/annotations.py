@@ -219,10 +219,11 @@ def check_input_fields(
         else:
             advice = (
                 f'Map its inputs: table.add_columns({{"new_column": ({udf.name}, ["a_column"])}}), or, for an existing '
-                "column, table.alter_columns(...)."
+                'column, table.alter_columns(...); in a DAG, columns={"new_column": ("module:name", ["a_column"])}.'
             )
+        stage = "" if udf.input_stage is udf else f" (of its preprocess={udf.input_stage.name})"
         raise InvalidInput(
-            f"UDF {udf.name!r} expects input columns {missing!r} which are not found in table {table_name!r}, "
+            f"UDF {udf.name!r} expects input columns {missing!r}{stage} which are not found in table {table_name!r}, "
             f"whose columns are {list(fields)!r}. {advice}"
         )
     first = udf.input_stage
