@@ -423,6 +423,7 @@ class World:
                 self.start(process.job, process.stage, process.given, process.tries + 1)
         elif move.kind == "stop":
             # What runs it believes it dead, and starts it again; it goes on when the others have gone on for a while.
+            self.tries["stopped"] += 1
             process.orphan, process.stopped = True, self.dice.random.choice([5, 30, 100])
             self.start(process.job, process.stage, process.given, process.tries + 1)
         elif move.kind.startswith("later "):
