@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import json
+import keyword
 import shlex
 import sys
 from collections.abc import Iterator
@@ -84,7 +86,7 @@ def _table_of(given: str) -> dict[str, Any]:
     uri = str(Path(database.uri).absolute()) if is_local(database.uri) else database.uri
     for wanted in (lambda kind: kind == "str", bool):
         for field in schema:
-            if wanted(found := _annotation(field.type)) and field.name.isidentifier():
+            if wanted(found := _annotation(field.type)) and _can_name(field.name):
                 connection = json.dumps({"conn_type": "lance", "host": uri})
                 about = {"table": name, "database": uri, "connection": connection, "column": column}
                 return {**about, "moving_ids": not stable, **_function(field.name, found)}
@@ -112,6 +114,11 @@ def _names(name: str) -> Iterator[str]:
     while True:
         yield f"{name}_{number}"
         number += 1
+
+
+def _can_name(name: str) -> bool:
+    """Whether a parameter may have a name; that of a built-in function such as `len` would hide it."""
+    return name.isidentifier() and not keyword.iskeyword(name) and not hasattr(builtins, name)
 
 
 def _annotation(kind: pa.DataType) -> str:

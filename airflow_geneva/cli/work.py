@@ -101,7 +101,7 @@ def define(
     db, (name, column, path) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN", "UDF")
     table, udf = db.open_table(name), load_udf(path)
     spec = (udf, inputs) if inputs else udf
-    columns = split_key(column)
+    columns = split_key(column, table.schema.names)
     known = set(columns) <= set(table.schema.names)
     (table.alter_columns if known else table.add_columns)({columns if len(columns) > 1 else column: spec})
     typer.echo(without_controls(f"{name}.{column} is computed by {table.definition(columns[0]).call}."))

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from airflow_geneva.database import Database
 
 
-_AWS_ONLY = frozenset({"role_arn", "assume_role_method", "assume_role_kwargs", "profile_name", "session_kwargs"})
+_AWS_KEYS = frozenset(
+    {"aws_access_key_id", "aws_secret_access_key", "aws_session_token", "region_name", "endpoint_url", "service_config"}
+)
 
 
 class LanceHook(BaseHook):
@@ -268,12 +270,12 @@ def _of_store(place: str, conn_id: str, connection: Connection) -> dict[str, str
     if (given := extra.get("storage_options")) or connection.conn_type == LanceHook.conn_type:
         return read_storage_options(given)
     what = f"Airflow connection {conn_id!r}, which allowed_places names for {place},"
-    if connection.conn_type != "aws" or not place.startswith(("s3://", "s3a://", "s3n://")):
+    if connection.conn_type != "aws" or not place.lower().startswith(("s3://", "s3a://", "s3n://")):
         raise InvalidInput(
             f"{what} is one of type {connection.conn_type!r}, which holds nothing for it. Name one of type 'lance' "
             "with storage_options in its extra field, for S3 also one of type 'aws', or null for none."
         )
-    if others := sorted(_AWS_ONLY & extra.keys()):
+    if others := sorted(name for name in extra.keys() - _AWS_KEYS if extra[name]):
         raise InvalidInput(
             f"{what} has {', '.join(others)}, which only Airflow's own AWS hooks follow. Give keys, or null for the "
             "identity of the machine."
@@ -283,11 +285,16 @@ def _of_store(place: str, conn_id: str, connection: Connection) -> dict[str, str
         "aws_secret_access_key": connection.password or extra.get("aws_secret_access_key"),
         "aws_session_token": extra.get("aws_session_token"),
         "aws_region": extra.get("region_name"),
-        "aws_endpoint": extra.get("endpoint_url"),
+        "aws_endpoint": _endpoint_of_s3(extra.get("service_config")) or extra.get("endpoint_url"),
     }
-    if str(found["aws_endpoint"]).startswith("http://"):
+    if str(found["aws_endpoint"]).lower().startswith("http://"):
         found["allow_http"] = "true"
     return {name: str(value) for name, value in found.items() if value}
+
+
+def _endpoint_of_s3(services: Any) -> str | None:
+    of_s3 = services.get("s3") if isinstance(services, Mapping) else None
+    return of_s3.get("endpoint_url") if isinstance(of_s3, Mapping) else None
 
 
 def missing_connection(conn_id: str, remedy: str) -> InvalidInput:

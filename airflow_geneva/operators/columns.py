@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow.sdk import Context
@@ -48,7 +48,7 @@ class AddColumnsOperator(LanceOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         table = self.open_database().open_table(required_text("table", self.table))
         columns = _check_columns(parse_json("columns", self.columns))
-        specs = {_names(key): _spec(key, given) for key, given in columns.items()}
+        specs = {_names(key, table.schema.names): _spec(key, given) for key, given in columns.items()}
         with Configuration.read().retrying_commits():
             added, altered = table._edit.define(specs)
         names = [name for key in specs for name in key]
@@ -63,10 +63,10 @@ def _check_columns(given: Any) -> Mapping[str, Any]:
     return given
 
 
-def _names(key: Any) -> tuple[str, ...]:
+def _names(key: Any, present: Collection[str]) -> tuple[str, ...]:
     from airflow_geneva.engine.udf.definition import key_names, split_key
 
-    return split_key(key) if isinstance(key, str) else key_names(key)
+    return split_key(key, present) if isinstance(key, str) else key_names(key)
 
 
 def _spec(column: Any, given: Any) -> _Spec:

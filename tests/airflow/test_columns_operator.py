@@ -71,6 +71,20 @@ def test_columns_that_one_call_fills_are_added_once_and_then_left_alone(desk: De
     assert desk.table.definition("high").version == "2"
 
 
+def test_names_that_one_call_cannot_fill_as_the_table_has_them_are_refused(desk: Desk) -> None:
+    desk.append("a")
+    define(desk, {("first", "second"): "geneva_dag_udfs:bounds"})
+    assert "Name them in that order: ['first', 'second']" in define(
+        desk, {"second, first": "geneva_dag_udfs:bounds"}
+    ).error("define")
+    assert "are named twice" in define(desk, {"first, first": "geneva_dag_udfs:bounds"}).error("define")
+    desk.table.drop_columns(["second"])
+    assert "but not ['second']" in define(desk, {"first, second": "geneva_dag_udfs:bounds"}).error("define")
+    assert define(desk, {"first": "geneva_dag_udfs:bounds"}).xcom("define")["unchanged"] == ["first"]
+    desk.table.add_columns({"a, b": "geneva_dag_udfs:length"})
+    assert define(desk, {"a, b": "geneva_dag_udfs:length"}).xcom("define")["unchanged"] == ["a, b"]
+
+
 def test_another_version_of_the_udf_alters_the_column(desk: Desk) -> None:
     define(desk, {"n": "geneva_dag_udfs:length"})
     run = define(desk, {"n": "geneva_dag_udfs:longer"})

@@ -107,7 +107,9 @@ def test_a_place_of_an_object_store_takes_a_connection_of_aws(define: Any, monke
     connection = {"conn_type": "aws", "login": "planted-id", "password": "planted-key", "extra": extra}
     monkeypatch.setenv("AIRFLOW_CONN_PARTNER", json.dumps(connection))
     monkeypatch.setenv("AIRFLOW_CONN_REGION", json.dumps({"conn_type": "aws", "extra": {"region_name": "eu-west-1"}}))
-    places = {"s3://scans": "partner", "s3a://other": "region"}
+    of_s3 = {"service_config": {"s3": {"endpoint_url": "HTTP://minio:9000"}}}
+    monkeypatch.setenv("AIRFLOW_CONN_OF_S3", json.dumps({"conn_type": "aws", "extra": of_s3}))
+    places = {"s3://scans": "partner", "s3a://other": "region", "S3://third": "of_s3"}
     table = define({"host": "s3://bucket/db", "extra": {"allowed_places": places}}).get_database().location("docs")
     assert dict(table.options_at("s3://scans/1.png")) == {
         "aws_access_key_id": "planted-id",
@@ -118,6 +120,7 @@ def test_a_place_of_an_object_store_takes_a_connection_of_aws(define: Any, monke
         "allow_http": "true",
     }
     assert dict(table.options_at("s3://other/1.png")) == {"aws_region": "eu-west-1"}
+    assert dict(table.options_at("s3://third/1.png")) == {"aws_endpoint": "HTTP://minio:9000", "allow_http": "true"}
     assert "planted" not in mask_secrets("planted-key planted-session")
 
 
@@ -127,6 +130,7 @@ def test_a_place_of_an_object_store_takes_a_connection_of_aws(define: Any, monke
         ("s3://scans", {"conn_type": "http", "password": "planted"}, "of type 'http', which holds nothing for it"),
         ("gs://scans", {"conn_type": "aws", "login": "planted"}, "of type 'aws', which holds nothing for it"),
         ("s3://scans", {"conn_type": "aws", "extra": {"role_arn": "arn:aws:iam::1:role/x"}}, "role_arn"),
+        ("s3://scans", {"conn_type": "aws", "extra": {"config_kwargs": {"region_name": "eu"}}}, "config_kwargs"),
     ],
 )
 def test_a_connection_that_says_nothing_about_a_place_is_refused(

@@ -220,6 +220,22 @@ def test_no_row_of_a_dropped_column_fails_now(table: Table, trace: Trace) -> Non
     assert table.get_errors(history=True)
 
 
+@udf(data_type=pa.struct([("low", pa.int64()), ("high", pa.int64())]), version="1", on_error="skip")
+def around(x: int) -> dict[str, int]:
+    if x in BAD:
+        raise ValueError(f"cannot do {x}")
+    return {"low": x - 1, "high": x + 1}
+
+
+def test_of_columns_that_one_call_fills_the_failed_rows_stay_known_without_the_first(make_table: MakeTable) -> None:
+    table = make_table(100)
+    table.add_columns({("low", "high"): around})
+    table.backfill("low", runner="inline")
+    table.drop_columns(["low"])
+    assert {record.column for record in table.get_errors()} == {"high"}
+    assert sorted(record.row_address for record in table.get_errors()) == table.get_failed_row_addresses()
+
+
 @pytest.mark.slow
 def test_a_failed_row_whose_input_changes_starts_anew(table: Table, trace: Trace) -> None:
     for _ in range(3):

@@ -55,7 +55,7 @@ def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
 def test_a_project_of_ones_own_table(tmp_path: Path) -> None:
     """The new column has a free name, and its function takes a column that the table has."""
     db = connect(tmp_path / "my library")
-    db.create_table("docs", pa.table({"vector": [[1.0]], "title": ["a"], "words": [1]}))
+    db.create_table("docs", pa.table({"class": ["a"], "len": ["a"], "title": ["a"], "words": [1]}))
     found = init(tmp_path / "project", "--from-table", tmp_path / "my library" / "docs")
     assert found.exit_code == 0, found.output
     assert files_of(tmp_path / "project") == FILES

@@ -43,6 +43,36 @@ def test_what_is_not_computed_or_computed_otherwise_is_found(geneva_database: Da
         assert_up_to_date(table, "y")
 
 
+def test_rows_that_a_view_should_have_no_more_are_found(geneva_database: Database) -> None:
+    table = geneva_database.create_table("t", pa.table({"x": [1, 2], "y": [4, 5], "other": [0, 0]}))
+    of_rows = table.query().select(["x"]).create_materialized_view(geneva_database, "of_rows")
+    of_groups = (
+        table.query().group_by("y").agg({"n": "count(*)"}).create_materialized_view(geneva_database, "of_groups")
+    )
+    for view in (of_rows, of_groups):
+        view.refresh(runner="inline")
+    table.lance.update({"other": "7"}, where="x = 2")
+    for view in (of_rows, of_groups):
+        assert_up_to_date(view)
+    table.lance.delete("x = 1")
+    for view in (of_rows, of_groups):
+        with pytest.raises(AssertionError, match=f"view '{view.name}' has rows that its query no longer gives"):
+            assert_up_to_date(view)
+
+
+@udf(data_type=pa.struct([("low", pa.int64()), ("high", pa.int64())]), version="1")
+def around(x: int) -> dict[str, int]:
+    return {"low": x - 1, "high": x + 1}
+
+
+def test_of_columns_that_one_call_fills_each_is_compared_with_its_field(geneva_database: Database) -> None:
+    table = geneva_database.create_table("t", pa.table({"x": [1, 2]}))
+    table.add_columns({("low", "high"): around})
+    table.backfill("low", runner="inline")
+    assert_up_to_date(table, "low")
+    assert_up_to_date(table, "high")
+
+
 @udf(data_type=pa.int64(), version="1", on_error="skip")
 def halve(x: int) -> int:
     return 10 // x

@@ -333,10 +333,16 @@ def errors_of_columns(
         for called in (name, *former_names(schema, name)):
             owners.setdefault(called, []).append(name)
 
+    # A record names the first of the columns that one call filled, which may have been dropped.
+    heirs: dict[str, str] = {}
+    for name in of:
+        if (output := Output.in_schema(schema, name)).fields:
+            heirs.setdefault(of[name].name, output.column)
+
     def now(record: ErrorRecord) -> str:
         there = owners.get(record.column, [])
         alike = [name for name in there if of[name].name == record.udf] if len(there) > 1 else there
-        return (alike or [record.column])[0]
+        return (alike or [record.column if record.column in schema.names else heirs.get(record.udf, record.column)])[0]
 
     siblings = () if column is None else Output.in_schema(schema, column).columns
     found = read_errors(checkpoints, job_id, None if column in of else column)

@@ -65,14 +65,18 @@ class DefinedColumns(ABC):
             CommitConflict: other writers committed first at every attempt.
         """
         added, altered = list[str](), list[str]()
+        named = [name for names in columns for name in names]
+        if twice := sorted({name for name in named if named.count(name) > 1}):
+            raise InvalidInput(f"Columns {twice} are named twice. Give each column one function.")
         for _ in commit_tries(f"table {self.table.name!r}", "define its columns"):
             schema = self.table.open().schema
             present = visible_columns(schema)
-            lacking = {names: spec for names, spec in columns.items() if not set(names) <= set(present)}
+            lacking = {names: spec for names, spec in columns.items() if not set(names) & set(present)}
+            there = {names: spec for names, spec in columns.items() if names not in lacking}
+            for names in there:
+                self._check_names(schema, names, [name for name in names if name not in present])
             differing = {
-                names: spec
-                for names, spec in columns.items()
-                if names not in lacking and any(self._differs(schema, name, spec) for name in names)
+                names: spec for names, spec in there.items() if any(self._differs(schema, n, spec) for n in names)
             }
             try:
                 if differing:
@@ -88,6 +92,15 @@ class DefinedColumns(ABC):
                 if now == present and not is_conflict(error):
                     raise
         return added, altered
+
+    def _check_names(self, schema: pa.Schema, names: Sequence[str], missing: Sequence[str]) -> None:
+        """Refuse names of columns that one function fills if some are missing, or were given in another order."""
+        if missing:
+            others = [name for name in names if name not in missing]
+            raise InvalidInput(
+                f"{self.table.name!r} has columns {others}, but not {list(missing)}, and one function fills them "
+                "together. Name those that are there, or drop them and define all again."
+            )
 
     def _differs(self, schema: pa.Schema, column: str, spec: DefinedSpec) -> bool:
         udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
@@ -166,6 +179,17 @@ class TableColumns(DefinedColumns):
     def definition(self, schema: pa.Schema, column: str) -> UdfDefinition:
         """Return the stored definition of a computed column; see `Table.definition`."""
         return read_definition(self.table.name, schema, column)
+
+    def _check_names(self, schema: pa.Schema, names: Sequence[str], missing: Sequence[str]) -> None:
+        super()._check_names(schema, names, missing)
+        output = Output.in_schema(schema, names[0])
+        field_of = dict(zip(output.columns, output.fields, strict=False))
+        fields = [field_of.get(name, "") for name in names]
+        if all(fields) and set(fields) != set(names) and fields != sorted(fields, key=output.fields.index):
+            raise InvalidInput(
+                f"Columns {list(names)} of table {self.table.name!r} are filled by the fields {fields} of a struct, in "
+                f"the order in which they were named first. Name them in that order: {list(output.columns)}."
+            )
 
     def _differs(self, schema: pa.Schema, column: str, spec: DefinedSpec) -> bool:
         udf = spec[0] if isinstance(spec, tuple) else spec

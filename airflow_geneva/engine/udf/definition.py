@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
@@ -161,9 +161,13 @@ def key_names(key: str | tuple[str, ...]) -> tuple[str, ...]:
     return key if isinstance(key, tuple) else (key,)
 
 
-def split_key(text: str) -> tuple[str, ...]:
-    """Return the names in text: of one column, or of several that one function fills, separated by commas."""
-    return tuple(name.strip() for name in text.split(","))
+def split_key(text: str, present: Collection[str]) -> tuple[str, ...]:
+    """Return the names in text: of one column, or of several that one function fills, separated by commas.
+
+    Args:
+        present: the columns that are there; the name of one may have a comma.
+    """
+    return (text,) if text in present else tuple(name.strip() for name in text.split(","))
 
 
 def define_columns(
