@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tests.model import column, ledgers, view
+from tests.model import column, events, ledgers, view
 from tests.model.explore import Graph, check_ends, explore
 
 COLUMN = column.Scope
@@ -33,13 +33,20 @@ def explore_ledgers(rules: ledgers.Rules = ledgers.RULES) -> Graph[ledgers.State
     return graph
 
 
-def graphs() -> Iterator[Graph[column.State] | Graph[view.State] | Graph[ledgers.State]]:
+def explore_events(rules: events.Rules = events.RULES) -> Graph[events.State]:
+    graph = explore([events.start()], events.Events(rules).steps, events.INVARIANTS)
+    check_ends(graph, events.at_the_end)
+    return graph
+
+
+def graphs() -> Iterator[Graph[column.State] | Graph[view.State] | Graph[ledgers.State] | Graph[events.State]]:
     """Yield small explorations that take every action."""
     yield explore_column(COLUMN(changes=True, intervals=True))
     yield explore_column(COLUMN(kills=False, cleans=True))
     yield explore_view(VIEW(kills=False, shown=True, changes=True, notes=True, orphan=True))
     yield explore_view(VIEW(kills=False, shown=True, changes=True, cleans=True))
     yield explore([ledgers.start(kills=0)], ledgers.Ledgers().steps, ledgers.INVARIANTS)
+    yield explore_events()
 
 
 def without(rules: Any, name: str) -> Any:
@@ -110,4 +117,12 @@ LEDGER_MUTANTS = {
     "covers_what_it_read": "no fact is lost",
     "removes_what_earlier_folds_cover": "no fact is lost",
     "lists_again_if_one_is_missing": "every reader finds them",
+}
+EVENT_MUTANTS = {
+    "marks_before_it_commits": "end",
+    "keeps_the_first_mark": "no event is about nothing",
+    "removes_marks_of_announced_jobs_only": "no event is about nothing",
+    "removes_marks_of_ended_jobs_only": "end",
+    "keeps_marks_of_later_commits": "end",
+    "one_finish_at_a_time": "no commit is announced twice",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import airflow_geneva
-from tests.model import column, exploring, ledgers, view
+from tests.model import column, events, exploring, ledgers, view
 from tests.model.explore import Step, Violation, check_ends, explore
 
 WITHOUT_A_WRITE = {
@@ -45,7 +45,7 @@ def actions() -> set[str]:
     found: set[str] = set()
     for graph in exploring.graphs():
         found |= {action.partition(" (")[0] for _, action in graph.taken}
-    words = {*column.READS, *column.OTHERS, *view.READS, *view.OTHERS, *ledgers.READS, *ledgers.OTHERS}
+    words = {word for machine in (column, view, ledgers, events) for word in (*machine.READS, *machine.OTHERS)}
     return found - words
 
 
@@ -88,10 +88,15 @@ def test_ledgers_keep_all_facts_in_every_state() -> None:
     assert len(exploring.explore_ledgers().came_from) > 10_000
 
 
+def test_each_commit_is_announced_once_in_every_state() -> None:
+    assert len(exploring.explore_events().came_from) > 1_000
+
+
 def test_every_rule_has_a_mutant() -> None:
     assert set(exploring.COLUMN_MUTANTS) == set(vars(column.RULES))
     assert set(exploring.VIEW_MUTANTS) == set(vars(view.RULES))
     assert set(exploring.LEDGER_MUTANTS) == set(vars(ledgers.RULES))
+    assert set(exploring.EVENT_MUTANTS) == set(vars(events.RULES))
 
 
 @pytest.mark.parametrize("name", exploring.COLUMN_MUTANTS)
@@ -112,6 +117,12 @@ def test_a_view_without_a_rule_breaks_a_promise(name: str) -> None:
 def test_ledgers_without_a_rule_lose_facts(name: str) -> None:
     with pytest.raises(Violation, match=f"^{exploring.LEDGER_MUTANTS[name]}:"):
         exploring.explore_ledgers(exploring.without(ledgers.RULES, name))
+
+
+@pytest.mark.parametrize("name", exploring.EVENT_MUTANTS)
+def test_events_without_a_rule_break_a_promise(name: str) -> None:
+    with pytest.raises(Violation, match=f"^{exploring.EVENT_MUTANTS[name]}:"):
+        exploring.explore_events(exploring.without(events.RULES, name))
 
 
 def test_what_only_reads_leaves_the_disk_as_it_is() -> None:

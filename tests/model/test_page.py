@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.model import column, exploring, ledgers, view
+from tests.model import column, events, exploring, ledgers, view
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 STATES = {
@@ -21,22 +21,25 @@ STATES = {
     "intents": view.State,
     "metadata": view.State,
     "note": view.State,
+    "outbox": events.State,
 }
 """The states of the page, with the machine that has them."""
 FIELDS = {
     column.State: {"table", "files", "rows", "staged", "facts", "unmarked", "jobs"},
     view.State: {"history", "mirrored", "intents", "snapshots", "note"},
+    events.State: {"marks"},
 }
 BESIDE_THE_DISK = {
     # What follows from versions, what may still happen, and what the machine of a column has.
     column.State: {"known_then", "of_a_job", "processes", "cleanup", "left", "quiet"},
     view.State: {"source", "forgotten", "staged", "plans", "processes", "found", "left", "quiet"},
+    events.State: {"versions", "events", "ended", "processes", "cleared"},
 }
 
 
 def test_the_page_has_a_paragraph_for_each_step() -> None:
     taken = {action for graph in exploring.graphs() for _, action in graph.taken}
-    others = {*column.READS, *column.OTHERS, *view.READS, *view.OTHERS, *ledgers.READS, *ledgers.OTHERS}
+    others = {word for machine in (column, view, ledgers, events) for word in (*machine.READS, *machine.OTHERS)}
     parts = re.findall(r"^#### `([^`]+)`\n\n(.+?)(?=\n\n)", PAGE, re.MULTILINE | re.DOTALL)
     assert {name for name, _ in parts} == taken | others
     assert len(parts) == len({name for name, _ in parts})

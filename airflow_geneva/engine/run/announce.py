@@ -56,7 +56,9 @@ def find_unannounced(
 
     def remove_if_announced(mark: OutboxEntry) -> None:
         ended = JobFolder.of(checkpoints, mark.job_id).record.get("ended") or {}
-        if ended.get("state") in (DONE, PARTIAL):
+        committed = (ended.get("result") or {}).get("commits") or ()
+        # It may have committed and ended after the versions were read: the next finish finds it.
+        if ended.get("state") in (DONE, PARTIAL) and max(committed, default=0) <= dataset.version:
             remove_from_outbox(checkpoints, spec.outbox, mark)
 
     done = (mark for mark in marks if mark.job_id not in commits.values())
