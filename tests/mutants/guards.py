@@ -977,4 +977,10 @@ GUARDS = [
             "their_values",
         ),
     ),
+    Guard(
+        "The event of a commit would be lost if another run finishes at that moment, and the run itself is given up.",
+        " and max(committed, default=0) <= dataset.version",
+        "",
+        ("job/test_announce.py",),
+    ),
 ]
