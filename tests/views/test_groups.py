@@ -20,6 +20,7 @@ from airflow_geneva.engine.commit import group_table
 from airflow_geneva.engine.plan.freshness import FreshnessCount
 from airflow_geneva.engine.run import groups as groups_run
 from airflow_geneva.engine.views import group_keys
+from airflow_geneva.engine.views.group_tables import SETTLED, GroupTables
 from airflow_geneva.engine.views.hidden import hidden_tables
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.watcher import observe
@@ -855,6 +856,29 @@ def test_a_column_that_is_added_to_a_view_of_groups_is_computed_alone(table: Tab
     assert len(trace) == 3
     shown = {row["k"]: (row["told"], row["last"]) for row in view.to_arrow().to_pylist()}
     assert shown[0.5] == ("2: 3=9", 9)
+
+
+def test_rows_are_removed_from_states_after_a_column_that_reads_another_column_of_the_source(
+    table: Table, trace: Trace
+) -> None:
+    table.add(pa.Table.from_pylist([{"id": at, "k": 1.0, "t": "a", "x": at} for at in range(5, 15)], SCHEMA))
+    table.lance.add_columns({"other": "0"})
+    view = view_of(table, {"bag": (folded.losing_bag, ["id", "x"])})
+    view.refresh(runner="inline")
+    view.add_columns({"last": "max(at)"})
+    view.refresh(runner="inline")
+    table.lance.update({"other": "9"}, where="id = 0")
+    assert view.refresh(runner="inline").commits == ()
+    assert GroupTables.open(view.location).state == SETTLED
+    assert view.refresh(runner="inline", errors_only=True).rows_run == 0
+    trace.clear()
+    added, removed = (Trace(Path(f"{trace.path}{kind}")) for kind in (folded.READ, folded.REMOVED))
+    added.clear()
+    table.lance.delete("id = 0")
+    assert view.refresh(runner="inline").rows_run == 1
+    assert (added.rows(), removed.rows()) == ([], [0])
+    table.lance.cleanup_old_versions(older_than=timedelta(0))
+    assert view.refresh(runner="inline").rows_run == 0
 
 
 def test_columns_that_leave_a_view_of_groups_are_read_no_more(table: Table, trace: Trace) -> None:

@@ -218,8 +218,8 @@ class GroupsRefresh:
                 continue
             assert hidden.groups is not None
             plan = self._plan_rows(hidden, at)
-            changes, follows = _changes(at, plan), self._follows(hidden)
-            if changes.empty and state == SETTLED and None not in follows.values():
+            changes = _changes(at, plan)
+            if changes.empty and state == SETTLED and None not in self._follows(hidden).values():
                 if plan.swap is not None and plan.swap.advances:
                     _refresh_rows(rows, plan)
                 return hidden
@@ -231,9 +231,7 @@ class GroupsRefresh:
             assert hidden.groups is not None
             # A new table `rows` beside other groups says nothing of these: all of them are replaced.
             touched = self._touched(changes, hidden if state == SETTLED else replace(hidden, rows=None))
-            told = touched.told(hidden.groups, self.grouping.keys)
-            before = int(hidden.groups.version)
-            commit = GroupsCommit(int(at.version), written_at(at), based_on, before, told, follows)
+            commit = self._commit(at, hidden, touched, changes.empty and state == SETTLED)
             table = touched.table(hidden.groups.schema)
             try:
                 replace_groups(groups, hidden.groups, by_fragment(touched.gone), table, touched.row_ids, commit)
@@ -246,6 +244,17 @@ class GroupsRefresh:
             if hidden.state == SETTLED and hidden.source_version == at.version:
                 return hidden
         raise AssertionError("commit_tries raises after its last try")
+
+    def _commit(self, at: lance.LanceDataset, hidden: GroupTables, touched: TouchedGroups, same: bool) -> GroupsCommit:
+        """Describe the next commit of the table `groups`; the `same` groups stay those of the commit before."""
+        assert hidden.shown is not None
+        assert hidden.groups is not None
+        follows = self._follows(hidden)
+        if same and hidden.commit is not None:
+            # The table `rows` gets no other version, by which one could see that the refresh has gone on.
+            return replace(hidden.commit, follows=follows)
+        told, before = touched.told(hidden.groups, self.grouping.keys), int(hidden.groups.version)
+        return GroupsCommit(int(at.version), written_at(at), hidden.shown.newest.identity, before, told, follows)
 
     def _follows(self, hidden: GroupTables) -> dict[str, int | None]:
         """Return what the next commit of the table `groups` follows; None for a column that it begins to follow."""

@@ -38,6 +38,8 @@ _LONGEST = 500
 class GroupsCommit:
     """The commit that wrote the newest rows of the table `groups`.
 
+    A later commit repeats it if another column of the source begins to be followed and no group is touched.
+
     Args:
         source_version: the source version whose rows the groups have.
         source_written: the time of that version, which differs in a source that was created again.
