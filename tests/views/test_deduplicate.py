@@ -553,6 +553,8 @@ def test_a_refresh_and_the_freshness_say_which_clusters_are_touched_and_which_is
         "rows (42.9%)."
     )
     assert view.refresh(runner="inline").notes == ()
+    docs.lance.update({"id": "70"}, where="id = 3")
+    assert view.refresh(runner="inline").notes == ()
     docs.add(pa.table({"id": [7, 8, 9], "text": [f"{words} once", "like", "else"]}))
     docs.lance.delete("id = 6")
     assert told() == (

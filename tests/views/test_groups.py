@@ -20,7 +20,7 @@ from airflow_geneva.engine.commit import group_table
 from airflow_geneva.engine.plan.freshness import FreshnessCount
 from airflow_geneva.engine.run import groups as groups_run
 from airflow_geneva.engine.views import group_keys
-from airflow_geneva.engine.views.group_tables import SETTLED, GroupTables
+from airflow_geneva.engine.views.group_tables import SETTLED, GroupsCommit, GroupTables
 from airflow_geneva.engine.views.hidden import hidden_tables
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.watcher import observe
@@ -121,6 +121,17 @@ def test_compaction_and_columns_that_are_not_read_touch_no_group(table: Table, t
     result = view.refresh(runner="inline")
     assert (result.state, result.commits, view.version, len(trace)) == ("DONE", (), version, 0)
     assert f"refreshed to its version {table.version}" in view.state()
+
+
+def test_the_plan_of_a_refresh_that_only_loses_groups_says_so(table: Table) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    table.lance.delete("id = 3")
+    plan = view.plan_refresh()
+    assert "1 without rows now" in str(plan)
+    assert "Nothing to compute, no Spark; rows that are no longer in the query's result leave the view." in str(plan)
+    result = view.refresh(runner="inline")
+    assert (result.rows_run, len(result.commits), view.to_arrow().num_rows) == (0, 1, 2)
 
 
 def test_rows_are_in_the_order_that_is_asked_for(table: Table) -> None:
@@ -611,6 +622,26 @@ def test_keys_with_one_hash_are_different_groups(table: Table, monkeypatch: pyte
     assert told(view) == expected | {(1.0, "a"): "1: 0=5", (0.5, "a"): "1: 1=7"}
 
 
+@pytest.mark.parametrize("follows", [None, "[]", "x", '{"x": "1"}'])
+def test_groups_whose_commit_does_not_say_what_it_follows_are_found_anew(
+    follows: str | None, table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table)
+    damaged = property(lambda commit: {**right.fget(commit), "geneva.groups.follows": follows})
+    right: Any = GroupsCommit.properties
+    if follows is None:
+        damaged = property(lambda commit: {key: v for key, v in right.fget(commit).items() if "follows" not in key})
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupsCommit, "properties", damaged)
+        view.refresh(runner="inline")
+    table.lance.update({"x": "8"}, where="id = 1")
+    assert FreshnessCount.of_view(view.location).count().pending == len(ROWS)
+    assert view.refresh(runner="inline").rows_run == 3
+    assert told(view) == told_now(table)
+    table.lance.update({"x": "9"}, where="id = 1")
+    assert view.refresh(runner="inline").rows_run == 1
+
+
 def test_hidden_tables_that_are_lost_are_made_again(table: Table, trace: Trace) -> None:
     view = view_of(table)
     view.refresh(runner="inline")
@@ -879,6 +910,16 @@ def test_rows_are_removed_from_states_after_a_column_that_reads_another_column_o
     assert (added.rows(), removed.rows()) == ([], [0])
     table.lance.cleanup_old_versions(older_than=timedelta(0))
     assert view.refresh(runner="inline").rows_run == 0
+
+
+def test_columns_of_groups_are_defined_once(table: Table) -> None:
+    view = view_of(table, {"n": "count(*)"})
+    specs: Any = {("told",): (udfs.told, ["k", "t", "id", "x"]), ("bag",): (folded.bag, ["id", "x"])}
+    assert view._edit.define(specs) == (["told", "bag"], [])
+    version = view.version
+    assert view._edit.define(specs) == ([], [])
+    assert view.version == version
+    assert view._edit.define({("told",): (udfs.told_of(2), ["k", "t", "id", "x"])}) == ([], ["told"])
 
 
 def test_columns_that_leave_a_view_of_groups_are_read_no_more(table: Table, trace: Trace) -> None:

@@ -24,7 +24,7 @@ from airflow_geneva.engine.run.hidden import HiddenView
 from airflow_geneva.engine.run.view import plan
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, source_columns, visible_columns
-from airflow_geneva.engine.views.hidden import clusters_store, hashes_table, read_touched, write_touched
+from airflow_geneva.engine.views.hidden import clusters_store, hashes_table, write_touched
 from airflow_geneva.engine.views.resolve import resolve_columns
 from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.errors import InvalidInput
@@ -58,10 +58,10 @@ def plan_deduplicated(
         known = _known(store) if near else Clusters.none()
         found = find_clusters(read, dataset, deduplicate, known)
         if near and not found.equals(known):
-            write_touched(store, f"{_TOUCHED}{found.told(known)}")
+            told = f"{_TOUCHED}{found.told(known)}"
+            write_touched(store, told)
             store[_CLUSTERS] = found.to_batch()
             fault_point("duplicates.clustered")
-        if near and (told := read_touched(store)):
             notes.append(f"{told}.")
         return Ranges.from_offsets(kept_rows(found, read, deduplicate))
 

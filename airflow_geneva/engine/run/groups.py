@@ -386,13 +386,15 @@ def _with_touched(
     view = plan.spec.tables[-1]
     plan = plan.with_work(rows=rows, tables=(plan.spec.tables[0], source, view))
     notes = [f"{TOUCHED_GROUPS}{touched.told(groups, keys)}."]
+    lost = Ranges.from_offsets(touched.lost)
+    swap = None if plan.swap is None else replace(plan.swap, gone=plan.swap.gone | lost, advances=True, idle=False)
     return replace(
         plan,
         shards=cut_shards(FragmentTasks(tasks), plan.spec.sizing.shard_size),
         rows_total=total,
         reason_counts=(*tallies, ReasonCount(REFLECTED, 0, total - rows)),
         notes=(*plan.notes, *notes),
-        swap=None if plan.swap is None else replace(plan.swap, advances=True, idle=False),
+        swap=swap,
     )
 
 

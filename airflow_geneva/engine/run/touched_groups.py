@@ -65,12 +65,14 @@ class TouchedGroups:
         row_ids: the ids of these rows, which ascend.
         gone: the addresses of the rows of the table `groups` about groups that were touched.
         vanished: number of groups that have lost all of their rows.
+        lost: the ids of the rows of the table `groups` about these.
     """
 
     rows: CountedKeys
     row_ids: RowIdArray
     gone: Offsets
-    vanished: int = 0
+    vanished: int
+    lost: RowIdArray
 
     def check(self, grouping: Grouping, view: str) -> None:
         """Raise InvalidInput if a group has more rows than it may have."""
@@ -233,7 +235,9 @@ class _KnownGroups:
         left = counted.counts > 0
         order = np.flatnonzero(left)[np.lexsort((counted.first[left], ids[left]))]
         ids = ids[order]
-        return TouchedGroups(counted.take(order), ids[ids < _LAST], self.addresses, int((~left).sum()))
+        stay = ids[ids < _LAST]
+        lost = np.setdiff1d(self.row_ids, stay)
+        return TouchedGroups(counted.take(order), stay, self.addresses, int((~left).sum()), lost)
 
 
 def _rows_with(

@@ -21,7 +21,7 @@ from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.refresh import read_columns
 from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.run.promotion import QueryChange, change_query
-from airflow_geneva.engine.run.table_columns import DefinedColumns
+from airflow_geneva.engine.run.table_columns import DefinedColumns, DefinedSpec
 from airflow_geneva.engine.run.view import plan
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF, UdfDefinition
@@ -137,6 +137,11 @@ class ViewColumns(DefinedColumns):
         found = query.computed_column(filled_by(query.columns).get(column, column), self.table.name).udf
         assert found is not None
         return found
+
+    def _differs(self, schema: pa.Schema, column: str, spec: DefinedSpec) -> bool:
+        if ViewDefinition.read(schema.metadata, self.table.name).grouping is not None:
+            spec = (spec[0].of_groups, spec[1]) if isinstance(spec, tuple) else spec.of_groups
+        return super()._differs(schema, column, spec)
 
     def plan_altered(self, udfs: Mapping[str, UDF]) -> Plan:
         """Plan a refresh as if columns had other UDFs, with the inputs of a UDF of the same name; write nothing."""

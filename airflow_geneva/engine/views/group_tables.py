@@ -65,8 +65,7 @@ class GroupsCommit:
             said = commit.properties
             if _SOURCE_VERSION in said:
                 version, written = int(said[_SOURCE_VERSION]), int(said[_SOURCE_WRITTEN])
-                since = parse(said[_FOLLOWS]).items()
-                follows = {str(name): commit.version if at is None else int(at) for name, at in since}
+                follows = _followed(said.get(_FOLLOWS, ""), commit.version)
                 before, told = int(said[_BEFORE]), said[_TOLD][:_LONGEST]
                 return GroupsCommit(version, written, said[_BASED_ON], before, told, follows)
             if commit.gone:
@@ -88,6 +87,16 @@ class GroupsCommit:
         """Whether the source was created again, as far as the version tells it: one that was cleaned up does not."""
         found = open_version_or_none(table, self.source_version)
         return found is not None and written_at(found) != self.source_written
+
+
+def _followed(text: str, version: int) -> dict[str, int | None]:
+    """Read what a commit that wrote a version follows; what is damaged is not followed."""
+    try:
+        since = parse(text)
+    except ValueError:
+        return {}
+    known = since.items() if isinstance(since, dict) else ()
+    return {name: version if at is None else at for name, at in known if at is None or type(at) is int}
 
 
 @dataclass(frozen=True)
