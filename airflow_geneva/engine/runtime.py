@@ -1,7 +1,7 @@
 """Threads, queues, waiting, time, chance and ids: the standard library's, which a simulation of the engine replaces.
 
 The engine takes them from here only, so that `tests/simulation` can decide which thread goes on, what time it is and
-which ids are given out. Event loops are asyncio's own: a simulation calls no coroutines.
+which ids are given out. Event loops come from `asyncio.new_event_loop`, which it replaces too.
 """
 
 from __future__ import annotations

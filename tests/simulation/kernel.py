@@ -8,6 +8,7 @@ own source, run on them.
 from __future__ import annotations
 
 import _thread
+import asyncio
 import concurrent.futures
 import concurrent.futures.thread
 import functools
@@ -346,6 +347,27 @@ def make_queue() -> Any:
     return types.SimpleNamespace(SimpleQueue=names["_PySimpleQueue"], Empty=queue.Empty)
 
 
+class Loop(asyncio.BaseEventLoop):
+    """An event loop without sockets, which waits as any thread does; `asyncio.to_thread` is not simulated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = self
+
+    def time(self) -> float:
+        return KERNEL.monotonic()
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None or timeout > 0:
+            KERNEL.block(self, None if timeout is None else KERNEL.now + timeout)
+        return []
+
+    def _process_events(self, events: list[Any]) -> None: ...
+
+    def _write_to_self(self) -> None:
+        KERNEL.wake(self)
+
+
 TIME = types.SimpleNamespace(
     monotonic=KERNEL.monotonic,
     perf_counter=KERNEL.monotonic,
@@ -381,6 +403,7 @@ def install() -> None:
     for name, value in given.items():
         setattr(runtime, name, value)
     functools.RLock = THREADING.RLock  # type: ignore[attr-defined]  # of cached properties, until Python 3.12
+    asyncio.new_event_loop = Loop  # type: ignore[assignment]
     faults.fault_point = reach  # type: ignore[assignment]
 
 

@@ -30,15 +30,20 @@ class Mutant:
 
 _FOUND_BY = {
     "deleted-rows-count": 4,
+    "facts-after-the-commit": 4,
     "fold-drops-the-newer": 8,
-    "inputs-not-verified": 0,
+    "inputs-not-verified": 4,
+    "key-changed-in-a-load": 0,
     "lease-without-fencing": 14,
     "no-snapshot-before-the-swap": 0,
-    "once-compaction-in-a-run": 8,
+    "once-compaction-in-a-run": 1,
+    "once-moved-in-a-job-then-cleaned": 21,
     "one-ledger-a-job": 0,
+    "only-what-came-after-the-swap": 25,
     "swap-on-another-base": 1,
-    "values-of-old-inputs-follow": 1,
-    "watermark-before-the-swap": 6,
+    "swaps-share-no-fragment": 13,
+    "values-of-old-inputs-follow": 2,
+    "watermark-before-the-swap": 0,
 }
 
 

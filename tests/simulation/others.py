@@ -30,7 +30,9 @@ def touch(opened: lance.LanceDataset, dice: random.Random) -> None:
 
 
 def rekey(opened: lance.LanceDataset, dice: random.Random) -> None:
-    opened.update({"id": "id + 100"}, where=f"id = {dice.randrange(ROWS)}")
+    """Let two rows take each other's key."""
+    one, other = dice.sample(range(ROWS), 2)
+    opened.update({"id": f"{one + other} - id"}, where=f"id in ({one}, {other})")
 
 
 def upsert(opened: lance.LanceDataset, dice: random.Random) -> None:

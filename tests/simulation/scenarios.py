@@ -43,7 +43,14 @@ def reader(dice: random.Random, call: str, shape: str = "") -> list[Job]:
 
 def column(dice: random.Random) -> Sequence[Job]:
     more = [backfill("B", dice)] if dice.random() < 0.6 else []
-    return [backfill("A", dice), others(dice), *more, *cleaner(dice, "t"), *reader(dice, "read_column")]
+    kinds = CHANGES if dice.random() < 0.6 else ("touch", "touch", "compact", "append", "update")
+    return [
+        backfill("A", dice),
+        others(dice, 4, kinds),
+        *more,
+        *cleaner(dice, "t"),
+        *reader(dice, "read_column"),
+    ]
 
 
 def chain(dice: random.Random) -> Sequence[Job]:
@@ -81,7 +88,7 @@ def copied(dice: random.Random) -> Sequence[Job]:
 
 def vacuumed(dice: random.Random) -> Sequence[Job]:
     more = [backfill("B", dice)] if dice.random() < 0.4 else []
-    kinds = ("append", "update", "touch", "compact", "vacuum", "vacuum")
+    kinds = ("append", "update", "touch", "compact", *["vacuum"] * 3)
     return [backfill("A", dice), *more, others(dice, 5, kinds), *cleaner(dice, "t")]
 
 
@@ -118,7 +125,7 @@ def promotion(dice: random.Random) -> Sequence[Job]:
 def load(dice: random.Random) -> Sequence[Job]:
     loads = [Job(name, (Stage("load"),)) for name in ("load", "other load")[: dice.choice([1, 1, 2])]]
     more = [backfill("A", dice)] if dice.random() < 0.6 else []
-    return [*loads, *more, others(dice, 4, (*CHANGES, "rekey")), *cleaner(dice, "t")]
+    return [*loads, *more, others(dice, 4, (*CHANGES, *["rekey"] * 4)), *cleaner(dice, "t")]
 
 
 def limited(dice: random.Random) -> Sequence[Job]:
@@ -141,6 +148,7 @@ def in_turn(table: str) -> Sequence[Job]:
 
 _ALL = (
     Scenario("column", "make_column", column, "judge_column"),
+    Scenario("coroutines", "make_slow", column, "judge_column"),
     Scenario("chain", "make_chain", chain, "judge_chain"),
     Scenario("vacuumed", "make_column", vacuumed, "judge_column"),
     Scenario("replaced", "make_column", replaced, "judge_column"),

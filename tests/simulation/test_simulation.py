@@ -12,7 +12,7 @@ from tests.simulation.shrink import shrink, told
 from tests.simulation.simulate import simulate
 from tests.simulation.world import Move
 
-SEEDS = 28
+SEEDS = 30
 WAY = re.compile(r"^seed (\d+) took the way (\w+)$", re.MULTILINE)
 
 

@@ -20,9 +20,10 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from tests.simulation import chance, store
+from tests.simulation import chance, store, traps
 from tests.simulation.kernel import KERNEL, START, Grant
 from tests.simulation.releases import EARLIER, PRESENT, Release
+from tests.simulation.traps import Trap
 
 ACTORS = "tests.simulation.actors"
 PATIENCE = 20.0
@@ -37,6 +38,7 @@ TWO_DAYS = 172_800.0
 USER_MUST_ACT = ("UnknownValues",)
 """Errors that no order explains, and no fault but a ledger that a disk cannot read, which counts as damaged."""
 LATER = (30.0, 900.0, 4_000.0, 100_000.0)
+JUMPS = (-90_000.0, -3_600.0, -20.0, 20.0, 3_600.0, 90_000.0)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Move:
     """What a seed decided: whose step is next and what happens at it. `time` lets an actor's next deadline pass."""
 
     kind: str
-    """go, time, kill, stop, an answer of the store, or "later N": the step begins N seconds later"""
+    """go, time, kill, stop or an answer of the store; "later N": the step begins N seconds later; "clock N": before it,
+    the actor's time of day jumps by N seconds"""
     actor: str
     thread: int = 0
     point: str = ""
@@ -145,15 +148,17 @@ class Dice:
     faults: float = 0.0
     later: float = 0.0
     skews: float = 0.0
+    jumps: float = 0.0
+    traps: bool = False
 
     @staticmethod
     def of(seed: int) -> Dice:
         """Return what a seed decides: most worlds have few kinds of faults, and some have none."""
         draw = random.Random(f"faults {seed}")
         rates = [draw.choice([0.0, 0.0, 0.005, 0.02]) for _ in range(2)]
-        return Dice(
-            seed, *rates, draw.choice([0.0, 0.0, 0.01]), draw.choice([0.0, 0.0, 0.004]), draw.choice([0.0, 0.3])
-        )
+        faults, later = draw.choice([0.0, 0.0, 0.01]), draw.choice([0.0, 0.0, 0.004])
+        skews, jumps = draw.choice([0.0, 0.3]), draw.choice([0.0, 0.0, 0.004])
+        return Dice(seed, *rates, faults, later, skews, jumps, traps=True)
 
     def __post_init__(self) -> None:
         self.random = random.Random(f"dice {self.seed}")
@@ -214,13 +219,19 @@ class World:
         self.pairs: set[tuple[str, str]] = set()
         self.canonical = store.Canonical()
         self.last: dict[str, str] = {}
+        self.traps: list[Trap] = []
+        # The one that an actor stands in, and the move at which it does.
+        self.sprung: tuple[Trap, Move] | None = None
 
     def run(self) -> str:
         """Run to the end; return what was wrong, or ""."""
         facts: Any = importlib.import_module("airflow_geneva.engine.checkpoint.facts")
         facts._FOLD_AFTER = self.scenario.fold_after
         try:
-            for job in self.scenario.jobs(random.Random(f"jobs {self.seed}")):
+            jobs = self.scenario.jobs(random.Random(f"jobs {self.seed}"))
+            if self.dice.traps:
+                self.traps = traps.draw(self.seed, jobs, COMMIT_FAILS if self.scenario.far else DISK_FAILS)
+            for job in jobs:
                 self.start(job, 0, job.stages[0].given, 0)
             self.present = max(len(self.processes), 1)
             while self.processes:
@@ -340,8 +351,39 @@ class World:
     def decide(self) -> Move:
         if self.replayed is not None:
             return self.replay()
+        if self.sprung is not None:
+            return self.meanwhile(*self.sprung)
+        move = self.draw()
+        job = self.processes[move.actor].job.name
+        for trap in self.traps:
+            if move.kind != "time" and not self.processes[move.actor].orphan and trap.meets(job, move.point):
+                self.traps.remove(trap)
+                self.sprung = trap, move
+                return self.meanwhile(trap, move)
+        return move
+
+    def meanwhile(self, trap: Trap, move: Move) -> Move:
+        """Return the next step of the one that acts while another stands in a trap; then, what happens to that one."""
+        for process in self.processes.values():
+            mine = process.job.name == trap.other and not process.orphan
+            # One that fails again and again may need the other to go on.
+            if mine and process.points and process.tries < FAULTY_TRIES:
+                thread, _, point = self.dice.random.choice(process.points)
+                passes = " " not in point or point.startswith("others ")
+                if trap.points > 0 or not passes:
+                    trap.points -= passes
+                    return Move("go", process.name, thread, point)
+        self.sprung = None
+        if trap.after is not None:
+            self.traps.insert(0, trap.after)
+        return replace(move, kind=trap.then)
+
+    def draw(self) -> Move:
+        """Return a move of somebody, and what happens at it."""
         dice = self.dice
-        going = [process for process in self.processes.values() if not process.stopped]
+        held = {trap.other for trap in self.traps if trap.held}
+        held -= {trap.actor for trap in self.traps}
+        going = [process for process in self.processes.values() if not process.stopped and process.job.name not in held]
         for process in self.processes.values():
             if process.stopped:
                 process.stopped = 0 if not going else process.stopped - 1
@@ -370,6 +412,8 @@ class World:
                 kind = dice.random.choice(fails if self.scenario.far else DISK_FAILS)
             elif dice.random.random() < dice.later:
                 kind = f"later {dice.random.choice(LATER)}"
+            elif dice.jumps and dice.random.random() < dice.jumps:
+                kind = f"clock {dice.random.choice(JUMPS)}"
         return Move(kind, process.name, thread, point)
 
     def replay(self) -> Move:
@@ -427,7 +471,10 @@ class World:
             process.orphan, process.stopped = True, self.dice.random.choice([5, 30, 100])
             self.start(process.job, process.stage, process.given, process.tries + 1)
         elif move.kind.startswith("later "):
-            self.now += float(move.kind.split(" ")[1])
+            self.now += float(move.kind.removeprefix("later "))
+            self.grant(process, move.thread, "go")
+        elif move.kind.startswith("clock "):
+            process.skew += float(move.kind.removeprefix("clock "))
             self.grant(process, move.thread, "go")
         else:
             self.grant(process, move.thread, move.kind)
