@@ -331,12 +331,13 @@ def _show_of_plan(as_json: bool, name: str, result: BackfillResult) -> None:
 
 
 def _find_modules(conn_id: str | None) -> None:
-    """Search the current folder, as Python does for a script, and with a connection, the DAGs folder, as Airflow does.
+    """Search the current folder, as Python does for a script, and the DAGs folder, as Airflow does.
 
-    UDFs are modules of the project in them.
+    UDFs are modules of the project in them. Without a connection, Airflow's own configuration is not read.
     """
     sys.path.insert(0, os.getcwd())
-    if conn_id is not None and (folder := dags_folder()) and folder not in sys.path:
+    folder = os.environ.get("AIRFLOW__CORE__DAGS_FOLDER") if conn_id is None else dags_folder()
+    if folder and folder not in sys.path:
         sys.path.append(folder)
 
 

@@ -170,7 +170,9 @@ def test_the_next_run_goes_on_with_the_code_that_repaired_the_failed_rows(table:
         run(table, picky(bad=(), version="3"))
     assert "alter_columns" not in str(stopped.value)
     table.alter_columns({"y": picky()})
-    own = r"holds 4 rows of version 2\. Version 1 is the column's own code; .* table\.alter_columns\(\{'y': udf\}\)"
+    own = (
+        r"holds 4 rows of version 2\. Version 1 is the column's own code now\. .* table\.alter_columns\(\{'y': udf\}\)"
+    )
     with pytest.raises(CodeChanged, match=own):
         table.backfill("y", runner="inline")
     # Without a failed row, nothing is repaired, and nothing is chosen.

@@ -125,8 +125,8 @@ def check_code_change(
         versions = ", ".join(f"{counted(n, 'row')} of version {version_label(v)}" for v, n in sorted(at_stake.items()))
         is_own = own is not None and own.version == spec.udf_version
         other = (
-            f"Version {spec.udf_version} is the column's own code; the other was passed as udf=, or was its code for a "
-            f"time. To go on with the other, make it the column's: table.alter_columns({{{spec.column!r}: udf}}). "
+            f"Version {spec.udf_version} is the column's own code now. To go on with the other, bring back its code, "
+            f"or, if it was passed as udf=, make it the column's: table.alter_columns({{{spec.column!r}: udf}}). "
         )
         raise CodeChanged(
             f"The code of UDF {spec.udf_name!r} changed behind column {spec.column!r} of "
