@@ -8,10 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
+from lance.fragment import write_fragments
 
 from airflow_geneva import UDF, Database, connect, udf
+from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.errors import CodeChanged, InvalidInput, UnknownValues
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, leave_trace
@@ -444,3 +447,30 @@ def test_a_row_whose_input_changed_is_known_after_a_job_of_other_rows_and_a_clea
     trace.clear()
     run(table)
     assert_exact(trace, [1001])
+
+
+def test_an_input_that_others_replace_in_place_between_two_commits_of_a_job_is_no_unknown_value(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by a simulated world; the rows are computed again."""
+    table = db.create_table("t", pa.table({"x": range(9)}), max_rows_per_file=3)
+    table.add_columns({"y": double()})
+    passed: list[str] = []
+
+    def replace_first(name: str) -> None:
+        if name == "commit.before":
+            passed.append(name)
+            if len(passed) == 2:
+                dataset = table.lance
+                (made,) = write_fragments(pa.table({"x": [900, 901, 902]}), dataset, mode="append")
+                group = lance.LanceOperation.DataReplacementGroup(0, made.files[0])
+                replaced = lance.Transaction(dataset.version, lance.LanceOperation.DataReplacement([group]))
+                lance.LanceDataset.commit(dataset.uri, replaced)
+
+    monkeypatch.setattr(table_versions, "fault_point", replace_first)
+    sizes: dict[str, Any] = {"checkpoint_interval": 0.0, "commit_granularity": 1, "runner": "inline"}
+    table.backfill("y", udf=double(), **sizes)
+    assert len(passed) == 3
+    assert table.backfill("y", udf=double(), **sizes).state == "DONE"
+    assert table.to_arrow()["y"].to_pylist() == [2 * x for x in table.to_arrow()["x"].to_pylist()]
+    assert table.to_arrow()["x"].to_pylist()[:3] == [900, 901, 902]

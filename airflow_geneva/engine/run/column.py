@@ -407,7 +407,9 @@ def _before_others_moved_rows(
     for commit in reversed(list(commits_newest_first(dataset, commits[-1], planned + 1))):
         if commit.version in commits or JOB_PROPERTY in commit.properties:
             last = commit.version
-        elif commit.gone or isinstance(commit.operation, lance.LanceOperation.Update):
+        elif commit.gone or isinstance(
+            commit.operation, (lance.LanceOperation.Update, lance.LanceOperation.DataReplacement)
+        ):
             first = first or commit.version
             if last and last not in found:
                 found.append(last)
