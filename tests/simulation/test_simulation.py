@@ -27,7 +27,7 @@ def test_every_world_ends_right_and_two_runs_of_a_seed_take_the_same_way() -> No
         assert WAY.findall(again.stdout) == ways[:4]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("first", [1_000, 1_100])
 def test_a_hundred_more_worlds_end_right(first: int) -> None:
     done = simulate("--seeds", "100", "--first", str(first))
