@@ -795,9 +795,8 @@ def test_rows_that_move_with_their_value_during_a_job_are_due_if_earlier_version
     assert_nothing_to_do_is_free(table, "y", trace)
 
 
-def test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_by_the_next(
-    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def die_after_a_commit_without_a_file(table: Table, monkeypatch: pytest.MonkeyPatch) -> Stations:
+    """Let others remove a data file of a commit before it lands, and its job die right after."""
     before = set(Path(table.uri, "data").iterdir())
     job = Stations.begin(table)
     job.apply()
@@ -812,6 +811,13 @@ def test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_b
         patched.setattr(table_versions, "fault_point", meanwhile)
         with pytest.raises(Died):
             job.commit()
+    return job
+
+
+def test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_by_the_next(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die_after_a_commit_without_a_file(table, monkeypatch)
     trace.clear()
     result = table.backfill("y", runner="inline")
     assert (result.state, result.rows_computed, len(trace)) == ("DONE", 25, 25)
@@ -824,20 +830,7 @@ def test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_b
     table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch, apply_again: bool
 ) -> None:
     """The retry has the saved plan, and finds a version whose file is gone."""
-    before = set(Path(table.uri, "data").iterdir())
-    job = Stations.begin(table)
-    job.apply()
-
-    def meanwhile(point: str) -> None:
-        if point == "commit.before":
-            staged_files(table, before)[0].unlink()
-        if point == "commit.after":
-            raise Died
-
-    with monkeypatch.context() as patched:
-        patched.setattr(table_versions, "fault_point", meanwhile)
-        with pytest.raises(Died):
-            job.commit()
+    job = die_after_a_commit_without_a_file(table, monkeypatch)
     if apply_again:
         job.apply()
     result = job.commit()
