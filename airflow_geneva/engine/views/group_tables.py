@@ -31,6 +31,7 @@ TOUCHED_GROUPS = "touched groups: "
 _SOURCE_VERSION, _SOURCE_WRITTEN = "geneva.groups.src_version", "geneva.groups.src_written"
 _BASED_ON, _BEFORE, _TOLD = "geneva.groups.based_on", "geneva.groups.before", "geneva.groups.told"
 _FOLLOWS = "geneva.groups.follows"
+_SAID = {_SOURCE_WRITTEN, _BASED_ON, _BEFORE, _TOLD, _FOLLOWS}
 _LONGEST = 500
 
 
@@ -60,12 +61,17 @@ class GroupsCommit:
 
     @staticmethod
     def newest(groups: lance.LanceDataset) -> GroupsCommit | None:
-        """Find the commit in the history of a version; None if there is none, or if it was cleaned up."""
+        """Find the commit in the history of a version; None if there is none, or if it was cleaned up.
+
+        Also None if it says less than is read here, as other releases may: then all groups are found anew.
+        """
         for commit in commits_of_version(groups):
             said = commit.properties
             if _SOURCE_VERSION in said:
+                if not said.keys() >= _SAID:
+                    return None
                 version, written = int(said[_SOURCE_VERSION]), int(said[_SOURCE_WRITTEN])
-                follows = _followed(said.get(_FOLLOWS, ""), commit.version)
+                follows = _followed(said[_FOLLOWS], commit.version)
                 before, told = int(said[_BEFORE]), said[_TOLD][:_LONGEST]
                 return GroupsCommit(version, written, said[_BASED_ON], before, told, follows)
             if commit.gone:
