@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import lance.commit
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -1180,3 +1181,28 @@ def test_the_outcome_of_a_commit_that_the_store_answered_with_an_error_is_looked
         monkeypatch.setattr(TableLocation, "open", opened)
         monkeypatch.setattr(lance.LanceDataset, "commit", commit)
         assert (table.plan_backfill("y").rows_pending, table.count_rows("y IS NULL")) == (0, 0)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+@pytest.mark.parametrize(
+    "answer", [OSError("503 Service Unavailable"), lance.commit.CommitConflictError("Retryable commit conflict")]
+)
+def test_a_commit_that_landed_and_was_answered_with_an_outage_or_a_conflict_is_told(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, answer: Exception, lost: int
+) -> None:
+    """An object store may write a file and lose the answer; then the client's own retry finds the file there."""
+    table = make_table(30, per_fragment=10)
+    table.add_columns({"y": triple})
+    commit, calls = lance.LanceDataset.commit, list[int]()
+
+    def answered(*given: Any, **named: Any) -> lance.LanceDataset:
+        calls.append(len(calls) + 1)
+        committed = commit(*given, **named)
+        if calls[-1] == lost:
+            raise answer
+        return committed
+
+    monkeypatch.setattr(lance.LanceDataset, "commit", answered)
+    result = table.backfill("y", runner="inline", commit_granularity=1)
+    assert (result.rows_computed, len(result.commits), result.version) == (30, 3, table.version)
+    assert_honest(result, table)

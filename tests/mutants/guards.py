@@ -275,9 +275,15 @@ GUARDS = [
     ),
     Guard(
         "A conflict with another writer would fail the job at once.",
-        "if is_undecided(error):\n                return False\n            if isinstance(error, StorageError):",
-        "if False:\n                return False\n            if isinstance(error, StorageError):",
+        "if is_undecided(error):\n                self.newest, self.unsure = None, True",
+        "if False:\n                self.newest, self.unsure = None, True",
         (COMMIT + "test_a_table_that_never_rests_ends_in_a_conflict_and_loses_nothing",),
+    ),
+    Guard(
+        "A job would not tell of a commit that landed although its answer was lost.",
+        "self.newest, self.unsure = None, True",
+        "pass",
+        (COMMIT + "test_a_commit_that_landed_and_was_answered_with_an_outage_or_a_conflict_is_told",),
     ),
     Guard(
         "The first conflict with another writer would be the last.",

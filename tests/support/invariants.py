@@ -59,9 +59,9 @@ def assert_honest(result: BackfillResult, table: Table, rows_run: int | None = N
     parts = result.rows_computed + result.rows_reused + result.rows_skipped + result.rows_failed + result.rows_left
     planned = table.location.open(result.from_version).count_rows()
     assert parts == planned, f"{result} does not add up to the {planned} rows of version {result.from_version}"
-    assert result.state == ("PARTIAL" if result.rows_left else "DONE")
+    assert result.state == ("PARTIAL" if result.rows_left else "DONE"), str(result)
     ours = [v for v in range(result.from_version + 1, table.version + 1) if job_of(table, v) == result.job_id]
-    assert list(result.commits) == ours
+    assert list(result.commits) == ours, f"{result.commits} were told, and {ours} were committed"
     if rows_run is not None:
         assert result.rows_computed == result.rows_run == rows_run
 

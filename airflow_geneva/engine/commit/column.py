@@ -232,7 +232,8 @@ class ShardCommitter:
         data: the staged files, with their known properties.
         restage: stages a fragment again, with the due rows in checkpoints and the existing values of other rows.
         opened: the newest version, if it was just opened, for the first verification.
-        newest: the version of the last commit.
+        newest: the version of the last commit; None if a later one may have landed.
+        unsure: whether a commit may have landed that no answer told of.
     """
 
     location: TableLocation
@@ -243,6 +244,7 @@ class ShardCommitter:
     restage: Restage
     opened: lance.LanceDataset | None = None
     newest: lance.LanceDataset | None = None
+    unsure: bool = False
     _done: list[Candidate] = field(default_factory=list)
     _lost: list[LostRows] = field(default_factory=list)
     _removed: list[Candidate] = field(default_factory=list)
@@ -503,6 +505,7 @@ class ShardCommitter:
             return False
         except OSError as error:
             if is_undecided(error):
+                self.newest, self.unsure = None, True
                 return False
             if isinstance(error, StorageError):
                 raise

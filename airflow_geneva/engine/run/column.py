@@ -144,6 +144,7 @@ class ColumnPublisher(Publisher):
 
     spec: ColumnSpec
     _noted: set[int] = field(default_factory=set)
+    _unsure: bool = False
 
     @cached_property
     def target(self) -> ColumnTarget:
@@ -195,7 +196,9 @@ class ColumnPublisher(Publisher):
                 damaged = [one.task for one in candidates if one.staged.file == broken.source]
                 remove_broken(target, broken, (str(spec.key(fragment)) for fragment in damaged))
                 continue
-            self.newest = self.newest if committer.newest is None else committer.newest
+            if committer.unsure or committer.newest is not None:
+                self.newest = committer.newest
+            self._unsure |= committer.unsure
             self._forget(candidates)
             return result
 
@@ -309,11 +312,14 @@ class ColumnPublisher(Publisher):
         return self.newest
 
     def _commits(self, results: Iterable[ShardResult | None]) -> tuple[int, ...]:
-        """Return the versions that the job wrote; this process knows them if no other process has worked on the job."""
+        """Return the versions that the job wrote.
+
+        This process knows them if no other process has worked on the job, and the store told what each commit did.
+        """
         spec, there = self.spec, list(results)
         if not there:
             return ()
-        if self.newest is not None and None not in there and self.folder.alone:
+        if self.newest is not None and None not in there and self.folder.alone and not self._unsure:
             own = {version for result in there if result is not None for version in result.versions}
             return tuple(sorted(own | self._noted))
         return tuple(find_commits(self._newest(), spec.version, [spec.job_id]))
