@@ -514,7 +514,8 @@ def child(pipe: Connection, call: str, folder: str, given: Any, seed: str, now: 
             pipe.send(("done", json.loads(json.dumps(found))))
         except BaseException as error:
             traceback.print_exc()
-            pipe.send(("failed", type(error).__name__, f"{error!r:.2000}"))
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            pipe.send(("failed", type(error).__name__, f"{error!r:.2000}, {Path(at.filename).name}: {at.line}"))
     finally:
         os._exit(0)
 
