@@ -301,6 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
         help=f"comma-separated cases, or {smoke.NAME}: those of the last release; default: %(default)s",
     )
     parser.add_argument("--record", action="store_true", help=f"keep the ratios of {smoke.NAME} as those of a release")
+    parser.add_argument("--write", action="store_true", help=f"replace the tables of these cases in {TABLES.name}")
     parser.add_argument("--runners", default=None, help=f"comma-separated, of {','.join(RUNNERS)}")
     options = parser.parse_args(arguments)
     smoking = options.cases == smoke.NAME
@@ -324,6 +325,9 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
     elif not options.quick and (set(cases), set(runners)) == (set(everything), set(RUNNERS)):
         report.write(PAGE, TABLES, results)
         print(f"Written to {PAGE.relative_to(ROOT)} and {TABLES.relative_to(ROOT)}.")
+    elif options.write:
+        report.write_sections(TABLES, results)
+        print(f"Written to {TABLES.relative_to(ROOT)}.")
     return results
 
 

@@ -49,12 +49,34 @@ def write(page: Path, behind: Path, results: Mapping[str, Any]) -> None:
         (page.parent / chart.file).write_text(chart.image)
 
 
+def write_sections(behind: Path, results: Mapping[str, Any]) -> None:
+    """Replace the tables of the cases that a run measured, and say that they were measured apart from the others."""
+    _, measured, _ = _parts(behind)
+    there = dict(_cut(measured))
+    apart = {heading: f"{text}\n\n{_machine(results)}" for heading, text in _cut(tables(results))}
+    merged = {**there, **apart}
+    in_order = [(heading, merged[heading]) for _, heading, _ in _SECTIONS if heading in merged]
+    _replace(behind, "\n\n".join(f"## {heading}\n\n{text}" for heading, text in in_order))
+
+
+def _cut(text: str) -> list[tuple[str, str]]:
+    """Cut tables into their headings and what stands below these."""
+    sections = (section.partition("\n\n") for section in f"\n\n{text}".split("\n\n## ")[1:])
+    return [(heading, below) for heading, _, below in sections]
+
+
 def _replace(page: Path, measured: str) -> None:
+    before, _, after = _parts(page)
+    page.write_text(f"{before}{BEGIN}\n\n{measured}\n\n{END}{after}")
+
+
+def _parts(page: Path) -> tuple[str, str, str]:
+    """Return what a page has before, between and after its markers."""
     before, _, rest = page.read_text().partition(BEGIN)
-    _, found, after = rest.partition(END)
+    measured, found, after = rest.partition(END)
     if not found:
         raise SystemExit(f"{page} has no lines {BEGIN} and {END}. Put them where the figures belong.")
-    page.write_text(f"{before}{BEGIN}\n\n{measured}\n\n{END}{after}")
+    return before, measured.strip(), after
 
 
 def _standing(one: aims.Standing) -> tuple[str, ...]:

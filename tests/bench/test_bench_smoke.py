@@ -128,6 +128,22 @@ def test_a_quick_run_on_spark_agrees_with_the_floor() -> None:
     assert run["rows"] == run["floor_rows"] == CASES["c"].small().rows
 
 
+def test_cases_that_are_measured_apart_replace_their_own_tables_and_say_when(tmp_path: Path) -> None:
+    behind = tmp_path / "tables.md"
+    old = "## Planning\n\nof another run\n\n## The pages of a large database\n\nold\n\n## Services\n\nkept"
+    behind.write_text(f"before\n{report.BEGIN}\n\n{old}\n\n{report.END}\nafter\n")
+    pages = {"jobs": 1, "columns": 2, "nodes": 3, "pages": [{"path": "/x", "bytes": 1e4, "seconds": [0.1]}]}
+    for _ in range(2):
+        report.write_sections(behind, {**NOTHING, "pages": pages})
+        before, text, after = re.split(f"{report.BEGIN}|{report.END}", behind.read_text())
+        assert (before, after) == ("before\n", "\nafter\n")
+        headings = re.findall("^## (.*)$", text, re.MULTILINE)
+        assert headings == ["Planning", "Services", "The pages of a large database"]
+        assert text.count("of another run") == text.count("kept") == text.count("| /x | 10 |") == 1
+        assert text.rstrip().count("Measured in one run") == 1
+        assert "old" not in text
+
+
 def test_a_page_has_one_date_and_says_how_each_case_stands_to_its_aim(tmp_path: Path) -> None:
     page, behind = tmp_path / "page.md", tmp_path / "tables.md"
     for one in (page, behind):
