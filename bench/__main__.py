@@ -142,6 +142,7 @@ class BenchmarkRun:
 
     def _duplicates(self) -> list[dict[str, Any]]:
         size = {"rows": 2_000, "repeats": 1} if self.quick else {"rows": 1_000_000, "repeats": 2}
+        size["on_spark"] = "spark" in self.runners
         return list(self._measure("duplicates", folder=str(self.scratch / "duplicates"), **size))
 
     def _wide(self) -> list[dict[str, Any]]:

@@ -1,4 +1,8 @@
-"""Case duplicates: views without duplicates, beside the same query over all rows again, and DuckDB for equal rows."""
+"""Case duplicates: views without duplicates, beside the same query over all rows again, DuckDB and plain Spark.
+
+DuckDB and Spark keep the first of equal texts. For similar ones, `MinHashLSH` of Spark finds the pairs of a tenth of
+the rows, and does not connect them to clusters. Spark reads Parquet files, which are written before and not measured.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +29,22 @@ SIDES: dict[str, Callable[[Query], Query]] = {
 }
 SHARE_WITH_VECTORS, NUMBERS = 10, 256
 """Of so many rows, one is compared by its vector, of so many numbers."""
+SHARE_FOR_LSH = 10
+_SHINGLE, _HASH_TABLES = 7, 4
 
 _FRAGMENTS, _SEED, _WORDS, _OF_A_TEXT, _COPIES = 16, 7, 20_000, 20, 0.1
 _SPELLED = pa.array([f"{number * 7_919 % 1_000_003:06x}" for number in range(_WORDS)])
 _Words = npt.NDArray[np.int64]
+_TIMED = ("ours", "anew", "duckdb", "spark")
 
 
-def measure(folder: str, rows: int, repeats: int) -> list[dict[str, Any]]:
+def measure(folder: str, rows: int, repeats: int, on_spark: bool) -> list[dict[str, Any]]:
     """Change a source in several ways; after each, refresh a view without duplicates, and evaluate its query anew.
 
     Args:
         rows: the rows of the source at first; a tenth of them are copies, most with another word.
         repeats: number of measured rounds, each on new tables; one more round is a warm-up.
+        on_spark: also run the jobs of Spark, after the first refresh.
     """
     found = []
     for side in SIDES:
@@ -44,8 +52,8 @@ def measure(folder: str, rows: int, repeats: int) -> list[dict[str, Any]]:
         changes: dict[str, dict[str, Any]] = {}
         for turn in range(repeats + 1):
             place = Path(folder) / f"duplicates-{turn}"
-            for name, seconds, kept in _round(place, count, side):
-                one = changes.setdefault(name, {"ours": [], "anew": [], "duckdb": []}) | {"rows_kept": kept}
+            for name, seconds, kept in _round(place, count, side, on_spark):
+                one = changes.setdefault(name, {key: [] for key in _TIMED}) | {"rows_kept": kept}
                 for key, taken in seconds.items() if turn else ():
                     one[key].append(taken)
                 changes[name] = one
@@ -54,7 +62,7 @@ def measure(folder: str, rows: int, repeats: int) -> list[dict[str, Any]]:
     return found
 
 
-def _round(place: Path, rows: int, side: str) -> Iterator[tuple[str, dict[str, float], int]]:
+def _round(place: Path, rows: int, side: str, on_spark: bool) -> Iterator[tuple[str, dict[str, float], int]]:
     docs = _with_vectors if side == VECTORS else _docs
     draw = np.random.default_rng(_SEED)
     words = _with_copies(_drawn(rows, draw), draw)
@@ -82,9 +90,14 @@ def _round(place: Path, rows: int, side: str) -> Iterator[tuple[str, dict[str, f
         if side == EQUAL and find_spec("duckdb"):
             seconds["duckdb"], theirs = _duckdb(table)
             others.append(theirs)
+        if on_spark and side != VECTORS and name == changes[0][0]:
+            seconds["spark"], found = _spark(table, place / "plain", side)
+            others.extend([found] if side == EQUAL else [])
         kept = sorted(view.to_arrow()["id"].to_pylist())
         if any(kept != sorted(other) for other in others):
-            raise SystemExit(f"Case duplicates, {name}: the view differs from its query, or from what DuckDB keeps.")
+            raise SystemExit(
+                f"Case duplicates, {name}: the view differs from its query, or from what DuckDB or Spark keeps."
+            )
         yield name, seconds, len(kept)
 
 
@@ -98,6 +111,34 @@ def _duckdb(table: Table) -> tuple[float, list[int]]:
         connection.register("docs", rows)
         found = connection.sql("SELECT min(id) AS id FROM docs GROUP BY text").to_arrow_table()
     return time.perf_counter() - began, found["id"].to_pylist()
+
+
+def _spark(table: Table, place: Path, side: str) -> tuple[float, list[int]]:
+    """Run a job of Spark; return the seconds, and the rows that it keeps or, of similar texts, the first of each pair."""
+    import pyarrow.parquet as pq
+    from pyspark.ml.feature import HashingTF, MinHashLSH
+    from pyspark.sql import SparkSession
+
+    place.mkdir()
+    fewer = None if side == EQUAL else f"id % {SHARE_FOR_LSH} = 0"
+    for number, fragment in enumerate(table.lance.get_fragments()):
+        pq.write_table(fragment.to_table(columns=["id", "text"], filter=fewer), place / f"{number}.parquet")
+    session = SparkSession.builder.getOrCreate()
+    began = time.perf_counter()
+    frame = session.read.parquet(str(place))
+    if side == EQUAL:
+        found = frame.groupBy("text").agg({"id": "min"}).withColumnRenamed("min(id)", "id").select("id")
+    else:
+        starts = f"sequence(1, greatest(length(text) - {_SHINGLE - 1}, 1))"
+        shingles = frame.selectExpr("id", f"transform({starts}, at -> substring(text, at, {_SHINGLE})) AS shingles")
+        hashing = HashingTF(inputCol="shingles", outputCol="hashed", numFeatures=1 << 20, binary=True)
+        hashed = hashing.transform(shingles).select("id", "hashed")
+        model = MinHashLSH(inputCol="hashed", outputCol="bands", numHashTables=_HASH_TABLES, seed=_SEED).fit(hashed)
+        pairs = model.approxSimilarityJoin(hashed, hashed, 0.2).where("datasetA.id < datasetB.id")
+        found = pairs.selectExpr("datasetA.id AS id")
+    found.write.parquet(f"{place}-found")
+    seconds = time.perf_counter() - began
+    return seconds, pq.read_table(f"{place}-found")["id"].to_pylist()
 
 
 def _drawn(rows: int, draw: np.random.Generator) -> _Words:

@@ -16,7 +16,7 @@ import psutil  # type: ignore[import-untyped]
 from airflow_geneva.engine.job.spark_start import SparkStart
 from bench import aims, charts, planning
 from bench.cases import CASES
-from bench.duplicates import NUMBERS
+from bench.duplicates import NUMBERS, SHARE_FOR_LSH
 from bench.estimate import ON_SPARK
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -618,6 +618,7 @@ def _without_duplicates(runs: Sequence[Mapping[str, Any]]) -> str:
             _best_median(change["ours"]),
             _best_median(change["anew"]),
             _best_median(change["duckdb"]) if change["duckdb"] else "",
+            _best_median(change["spark"]) if change["spark"] else "",
             f"{change['rows_kept']:,}",
         )
         for run in runs
@@ -627,9 +628,11 @@ def _without_duplicates(runs: Sequence[Mapping[str, Any]]) -> str:
         f"{runs[0]['rows']:,} texts of 139 bytes at first, a tenth of them copies, of which two thirds have another "
         f"word; {runs[-1]['rows']:,} vectors of {NUMBERS} numbers, the sums of those of their words. The query that "
         "is evaluated anew hashes all rows, and writes nothing. DuckDB reads the same table of Lance, groups all "
-        "texts, and writes nothing."
+        "texts, and writes nothing. A plain job of Spark reads Parquet files and writes what it finds: the first of "
+        f"equal texts, or by MinHashLSH the pairs of similar texts among one in {SHARE_FOR_LSH} of the rows, without "
+        "connecting them to clusters."
     )
-    head = ("compares", "change", "refresh, s", "query anew, s", "DuckDB, s", "rows kept")
+    head = ("compares", "change", "refresh, s", "query anew, s", "DuckDB, s", "plain Spark, s", "rows kept")
     return f"{about}\n\n{_table(head, rows)}"
 
 
