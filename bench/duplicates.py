@@ -114,7 +114,7 @@ def _duckdb(table: Table) -> tuple[float, list[int]]:
 
 
 def _spark(table: Table, place: Path, side: str) -> tuple[float, list[int]]:
-    """Run a job of Spark; return the seconds, and the rows that it keeps or, of similar texts, the first of each pair."""
+    """Run a job of Spark; return the seconds, and the rows it keeps or, of similar texts, the first of each pair."""
     import pyarrow.parquet as pq
     from pyspark.ml.feature import HashingTF, MinHashLSH
     from pyspark.sql import SparkSession
