@@ -403,10 +403,6 @@ class View:
         return frozenset(named) | (state.intents if self.rules.cleanup_keeps_intents else frozenset())
 
 
-LOST = Snapshot("lost", -1, -1)
-"""Stands for the snapshots of all intents whose process was killed before its swap."""
-
-
 def referenced(state: State) -> Iterator[Snapshot | None]:
     """The snapshots that a swap, the note or a process names."""
     yield from (commit.snapshot for commit in state.history)
@@ -421,14 +417,18 @@ def tidied(state: State) -> State:
     """Forget what can have no effect any more, so that equal states are equal."""
     named = frozenset(one for one in referenced(state) if one is not None)
 
-    def among(snapshots: frozenset[Snapshot]) -> frozenset[Snapshot]:
-        lost = snapshots - named
-        return snapshots - lost | {LOST} if lost else snapshots
+    def tidy(intents: frozenset[Snapshot]) -> frozenset[Snapshot]:
+        return frozenset(one if one in named else lost(state, one) for one in intents)
 
     found = None if state.found is None else state.found & named
-    processes = tuple(one._replace(begun=among(one.begun)) for one in state.processes)
-    intents, snapshots = among(state.intents), state.snapshots & named
+    processes = tuple(one._replace(begun=tidy(one.begun & state.intents)) for one in state.processes)
+    intents, snapshots = tidy(state.intents), state.snapshots & named
     return state._replace(intents=intents, snapshots=snapshots, found=found, processes=processes)
+
+
+def lost(state: State, intent: Snapshot) -> Snapshot:
+    """Stand for all intents of killed processes that the same processes will delete."""
+    return Snapshot(" ".join(["lost", *(one.name for one in state.processes if intent in one.begun)]), -1, -1)
 
 
 # The promises.
