@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from lance.file import LanceFileWriter
 from lance.fragment import DataFile
 
 from airflow_geneva import connect
+from airflow_geneva.engine import api
 from airflow_geneva.engine.checkpoint.facts import load_state
 from airflow_geneva.engine.checkpoint.view_snapshot import load_snapshot
-from airflow_geneva.engine.lance_io.fragments import columns_of, read_fragments
+from airflow_geneva.engine.job.outbox import find_commits, read_outbox
+from airflow_geneva.engine.lance_io.fragments import columns_of, field_ids, read_fragments
 from airflow_geneva.engine.views.state import (
     BASE_VERSION_KEY,
     SWAP_KEY,
@@ -24,7 +28,7 @@ from airflow_geneva.engine.views.state import (
     read_advance_note,
     read_intents,
 )
-from tests.simulation.actors import apply, commit, f, finish
+from tests.simulation.actors import apply, commit, f, finish, saved_of
 from tests.simulation.kernel import KERNEL
 from tests.simulation.store import stamp_times
 
@@ -59,21 +63,32 @@ def go_on(folder: str, given: Any) -> Any:
 
 
 def change_column(folder: str, given: Any) -> None:
-    """Replace the input of row 0 in place, as another job does that computes it."""
     KERNEL.step("change")
+    replace_input(folder, 0)
+
+
+def replace_input(folder: str, row: int) -> None:
+    """Replace the input of a row in place, as another job does that computes it."""
     dataset = lance.LanceDataset(f"{folder}/t.lance")
     name = f"{uuid.uuid4().hex}.lance"
-    rows = pa.table({"x": pa.array([CHANGED], pa.int64())})
+    rows = dataset.to_table({"x": f"x + {CHANGED}"}, f"id = {row}")
     with LanceFileWriter(f"{folder}/t.lance/data/{name}", rows.schema) as writer:
         writer.write_batch(rows.to_batches()[0])
-    group = lance.LanceOperation.DataReplacementGroup(0, DataFile.create(dataset, name))
+    group = lance.LanceOperation.DataReplacementGroup(row, DataFile.create(dataset, name))
     made = lance.Transaction(dataset.version, lance.LanceOperation.DataReplacement([group]))
     lance.LanceDataset.commit(dataset, made)
     stamp_times()
 
 
-def observe_column(folder: str, given: Any) -> Any:
-    """Return what is on disk, in the words of the model."""
+def observe(folder: str, given: Any) -> None:
+    """Write what is on disk, in the words of a model, each time that it is asked."""
+    while True:
+        found = {"column": observe_column, "view": observe_view, "events": observe_events}[given](folder)
+        Path(folder).with_name("seen").write_text(json.dumps(found))
+        KERNEL.step("seen")
+
+
+def observe_column(folder: str) -> Any:
     table = connect(folder).open_table("t")
     dataset = table.lance
     rows = dataset.to_table(columns=["id", "x", "n"], with_row_address=True).to_pylist()
@@ -132,7 +147,7 @@ def note_view(folder: str, given: Any) -> None:
     stamp_times()
 
 
-def observe_view(folder: str, given: Any) -> Any:
+def observe_view(folder: str) -> Any:
     opened = connect(folder).open_view("v")
     state = CommittedViewState(opened.location, opened.lance)
     rows = {row["id"]: row["x"] for row in opened.to_arrow().to_pylist()}
@@ -147,6 +162,70 @@ def observe_view(folder: str, given: Any) -> Any:
         "note": note.source_version - 1 if noted and note is not None else None,
         "intents of others": bool(intents - {newest.snapshot}),
         "its intent": newest.snapshot in intents,
+    }
+
+
+RUNS = {name: f"20300101T000000000000-{name}" for name in ("A", "B", "C")}
+
+
+def make_events(folder: str, given: Any) -> None:
+    table = connect(folder).create_table("t", pa.table({"id": pa.array([0, 1, 2], pa.int64())}), max_rows_per_file=1)
+    table.lance.add_columns({"x": "id"})
+    connect(folder).open_table("t").add_columns({"n": (f, ["x"])})
+    backfill(folder, None)
+
+
+def plan_run(folder: str, given: Any) -> Any:
+    """Plan a run as its task does, of a row of its own that has changed; C has nothing to compute."""
+    row = list(RUNS).index(given)
+    if given != "C":
+        replace_input(folder, row)
+    table = connect(folder).open_table("t")
+    sizing = {name: value for name, value in SIZES.items() if name != "runner"}
+    plan, _ = table._plan(api.BackfillRequest("n", where=f"id = {row}", job_id=RUNS[given], sizing=sizing), None)
+    since = plan.spec.version if plan.shards else None
+    job = api.record_job(plan, table.location, api.RunnerChoice("spark", ""), {}, announces_since=since)
+    return {"table": "t", "job": RUNS[given], "plan": job.saved.fingerprint, "since": 0}
+
+
+def commit_run(folder: str, given: Any) -> Any:
+    return commit(folder, apply(folder, given))
+
+
+def finish_run(folder: str, given: Any) -> None:
+    finish(folder, given)
+    location, saved, _ = saved_of(folder, given)
+    found = api.find_unannounced(api.PlannedJob(location, saved), partial(last_announced, folder))
+    KERNEL.step("event")
+    if found is not None:
+        event = [found.from_version, found.to_version, found.commit]
+        Path(folder, "events.json").write_text(json.dumps([*events_in(folder), event]))
+
+
+def last_announced(folder: str, is_ours: Any, since: Any) -> int | None:
+    KERNEL.step("ask")
+    return next((to for _, to, commit in reversed(events_in(folder)) if is_ours(to, commit)), None)
+
+
+def events_in(folder: str) -> Any:
+    """The events that Airflow has recorded."""
+    path = Path(folder, "events.json")
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def observe_events(folder: str) -> Any:
+    table, names = connect(folder).open_table("t"), {job: name for name, job in RUNS.items()}
+    checkpoints, outbox = table.location.checkpoints, f"field-{field_ids(table.lance, 'n')[0]}"
+    commits = find_commits(table.lance, 0, names)
+
+    def commits_until(version: int) -> int:
+        return sum(at <= version for at in commits)
+
+    return {
+        "versions": [names[job] for job in commits.values()],
+        "marks": {names[mark.job_id]: commits_until(mark.since) for mark in read_outbox(checkpoints, outbox)},
+        "events": [[commits_until(since), commits_until(to)] for since, to, _ in events_in(folder)],
+        "ended": [name for name, job in RUNS.items() if api.JobFolder.of(checkpoints, job).record.get("ended")],
     }
 
 

@@ -76,7 +76,8 @@ class State(NamedTuple):
         return self._replace(processes=tuple(process if one.name == process.name else one for one in self.processes))
 
 
-RUNS = {"start": "plan", "plan.saved": "commit", "commit.after": "finish", "finish.end": "finish", "ask": "finish"}
+FINISHING = ("commit.after", "finish.end", "ask", "file.removed (mark)")
+RUNS = {"start": "plan", "plan.saved": "commit", **dict.fromkeys(FINISHING, "finish")}
 BEGINS = {"plan": "start", "commit": "plan.saved", "finish": "commit.after"}
 """Where a task begins again after a kill."""
 OVER = {"ended", "given up"}
@@ -98,46 +99,46 @@ class Events:
             name, at = process.name, process.at
             if at in OVER or (name == LAST and not others_are_over):
                 continue
-            for actor, action, after in self.next_of(state, process):
-                yield Step(actor, action, after)
+            for action, after in self.next_of(state, process):
+                yield Step(name, action, after)
             if at != "start":
-                again = Process(name, BEGINS[RUNS[at.partition(" (")[0]]])
+                again = Process(name, BEGINS[RUNS.get(at, "finish")])
                 yield Step(name, "kill", state.with_process(again), fair=False)
             if name != LAST:
                 yield Step(name, "give up", state.with_process(Process(name, "given up")), fair=False)
             if name != LAST and at == "commit.after" and not state.cleared:
                 cleared = state.with_process(Process(name))._replace(cleared=True)
-                yield Step("user", "clear", cleared, fair=False)
+                yield Step(name, "clear", cleared, fair=False)
 
-    def next_of(self, state: State, process: Process) -> Iterator[tuple[str, str, State]]:
+    def next_of(self, state: State, process: Process) -> Iterator[tuple[str, State]]:
         name, at = process.name, process.at
         newest = len(state.versions)
         if at == "start":
-            before = self.rules.marks_before_it_commits
+            before = self.rules.marks_before_it_commits and name != LAST
             marked = state._replace(marks=self.marked(state, name, newest)) if before else state
+            marked = marked._replace(ended=state.ended - {name})  # the record of the new plan has no end
             at = "commit.after" if name == LAST else "plan.saved"
-            yield name, "plan.saved", marked.with_process(Process(name, at))
+            yield "plan.saved", marked.with_process(Process(name, at))
         elif at == "plan.saved":
             after = state._replace(versions=(*state.versions, name))
             at = "commit.after" if self.rules.marks_before_it_commits else "commit.after (unmarked)"
-            yield name, "commit.after", after.with_process(process._replace(at=at))
+            yield "commit.after", after.with_process(process._replace(at=at))
         elif at == "commit.after (unmarked)":
             marked = state._replace(marks=self.marked(state, name, newest - 1))
-            yield name, "plan.saved", marked.with_process(process._replace(at="commit.after"))
+            yield "plan.saved", marked.with_process(process._replace(at="commit.after"))
         elif at == "commit.after":
             after = state._replace(ended=state.ended | {name})
-            yield name, "finish.end", after.with_process(process._replace(at="finish.end"))
+            yield "finish.end", after.with_process(process._replace(at="finish.end"))
         elif at == "finish.end":
-            finishing = any(one.at == "ask" for one in state.processes if one.name != name)
+            finishing = any(one.at in FINISHING[2:] for one in state.processes if one.name != name)
             if not (finishing and self.rules.one_finish_at_a_time):
-                yield name, "ask", self.asked(state, process)
-        elif at == "ask":
-            gone = frozenset(mark for mark in process.marks if self.is_done(state, process, mark))
-            if gone & state.marks:
-                yield name, "file.removed (mark)", state._replace(marks=state.marks - gone)
-            else:
-                events = state.events if process.event is None else (*state.events, process.event)
-                yield "Airflow", "event", state._replace(events=events).with_process(Process(name, "ended"))
+                yield "ask", self.asked(state, process)
+        elif at == "ask" and (gone := self.done(state, process)):
+            less = state._replace(marks=state.marks - gone)
+            yield "file.removed (mark)", less.with_process(process._replace(at="file.removed (mark)"))
+        else:
+            events = state.events if process.event is None else (*state.events, process.event)
+            yield "event", state._replace(events=events).with_process(Process(name, "ended"))
 
     def marked(self, state: State, name: str, since: int) -> frozenset[Mark]:
         own = frozenset(mark for mark in state.marks if mark.job == name)
@@ -155,6 +156,10 @@ class Events:
         return state.with_process(
             process._replace(at="ask", marks=state.marks, versions=len(state.versions), event=event)
         )
+
+    def done(self, state: State, process: Process) -> frozenset[Mark]:
+        """The marks that a finish removes."""
+        return frozenset(mark for mark in process.marks & state.marks if self.is_done(state, process, mark))
 
     def is_done(self, state: State, process: Process, mark: Mark) -> bool:
         """Whether a finish removes a mark."""

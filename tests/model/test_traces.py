@@ -13,6 +13,7 @@ import pytest
 from tests.model import exploring
 from tests.model.explore import Graph
 from tests.model.traces import TRACED, Walks
+from tests.mutants.guards import GUARDS
 
 
 def trace(*arguments: str) -> str:
@@ -26,6 +27,8 @@ def explored(of: str) -> Iterator[Graph[Any]]:
     """Explorations that take every step of one process that paths can take."""
     if of == "column":
         yield exploring.explore_column(exploring.COLUMN(changes=True, intervals=True))
+    elif of == "events":
+        yield exploring.explore_events()
     else:
         yield exploring.explore_view(exploring.VIEW(changes=True, notes=True))
         yield exploring.explore_view(exploring.VIEW(kills=False, shown=True, two_jobs=True, changes=True))
@@ -34,6 +37,7 @@ def explored(of: str) -> Iterator[Graph[Any]]:
 OF_TWO = {
     "column": {("", "change"), ("commit.before", "verify")},
     "view": {("", "change"), ("", "note")},
+    "events": set[tuple[str, str]](),
 }
 
 
@@ -51,7 +55,7 @@ def test_two_hundred_paths_take_every_step_that_can_be_taken(of: str) -> None:
     assert set(walks.taken) == wanted
 
 
-@pytest.mark.parametrize("of", TRACED)
+@pytest.mark.parametrize("of", ["column", "view"])
 def test_the_engine_takes_paths_of_the_model(of: str) -> None:
     said = trace("--of", of, "--traces", "2")
     assert " 0 differ" in said, said
@@ -75,3 +79,6 @@ def test_the_engine_takes_a_thousand_paths_of_the_model(of: str) -> None:
 def test_an_engine_with_a_defect_leaves_a_path() -> None:
     said = trace("--traces", "40", "--mutant", "facts-after-the-commit")
     assert "known: engine [], model" in said, said
+    (lost,) = (at for at, guard in enumerate(GUARDS) if guard.why.startswith("The event of a commit would be lost"))
+    said = trace("--of", "events", "--traces", "12", "--mutant", f"guard-{lost}")
+    assert "marks: engine" in said, said

@@ -14,15 +14,16 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.model import column, view
+from tests.model import column, events, view
 from tests.simulation import chance
 
 MOST_KILLS, MOST_STEPS = 3, 120
+WITHOUT_A_WRITE = ("kill", "replace", "apply.step", "clear", "give up")
 Way = list[tuple[str, str, Any]]
 
 
@@ -31,23 +32,26 @@ class Traced:
     """A machine whose paths the engine takes.
 
     Args:
+        make: the call that makes the table.
+        jobs: the calls of each job, one after the other.
         moves: whether the engine passes a fault point in a step from one state to another, given the point before.
         can_be_taken: whether worlds can take a step, given the point before.
-        point: the fault point that the engine is run to for an action.
+        point: the point that the engine is run to for an action; "" for the end of its process.
         in_words: what `observe` of the actors sees of a state.
-        changes_at, kills_at, replaced_at: points at which paths are to have these, of which each draws one; "" for any.
+        rare_first: the power of the number of times that a step was taken, by which others come before it.
+        drawn: the points at which paths are to have an action, of which each path draws one; "" for any.
     """
 
     machine: Any
     start: Any
-    calls: tuple[str, str, str]
+    make: str
+    jobs: Mapping[str, tuple[str, ...]]
     moves: Callable[[str, str, Any, Any], bool]
     can_be_taken: Callable[[str, str], bool]
     point: Callable[[str], str]
     in_words: Callable[[Any], Any]
-    changes_at: tuple[str, ...]
-    kills_at: tuple[str, ...]
-    replaced_at: tuple[str, ...]
+    drawn: Mapping[str, tuple[str, ...]]
+    rare_first: float = 2.0
 
 
 def column_can_take(before: str, action: str) -> bool:
@@ -99,6 +103,15 @@ def view_in_words(state: view.State) -> Any:
     }
 
 
+def events_in_words(state: events.State) -> Any:
+    return {
+        "versions": state.versions,
+        "marks": dict(state.marks),
+        "events": state.events,
+        "ended": sorted(state.ended),
+    }
+
+
 COLUMN_SCOPE = column.Scope(two_jobs=True, changes=True, intervals=True, orphan=True)
 VIEW_SCOPE = view.Scope(two_jobs=True, changes=True, notes=True, orphan=True)
 _LATE = ("commit.before", "commit.after", "checkpoint.written (mark)")
@@ -107,26 +120,46 @@ TRACED = {
     "column": Traced(
         column.Column(COLUMN_SCOPE),
         column.start(COLUMN_SCOPE),
-        ("plan_column", "make_column", "backfill"),
+        "make_column",
+        {"A": ("plan_column", "go_on"), "B": ("backfill",)},
         lambda before, action, state, after: action not in column.READS,
         column_can_take,
-        lambda action: action.partition(" (")[0],
+        lambda action: {"finish.end": ""}.get(action, action.partition(" (")[0]),
         column_in_words,
-        ("", "commit.before"),
-        ("", "applied", *_LATE),
-        ("", "", "applied", "never", "checkpoint.written (rows)", *_LATE),
+        {
+            # Otherwise the writer would seldom come between a verification and its commit.
+            "change": ("", "commit.before"),
+            "kill": ("", "applied", *_LATE),
+            "replace": ("", "", "applied", "never", "checkpoint.written (rows)", *_LATE),
+        },
     ),
     "view": Traced(
         view.View(VIEW_SCOPE),
         view.start(VIEW_SCOPE),
-        ("plan_view", "make_view", "refresh"),
+        "make_view",
+        {"A": ("plan_view", "go_on"), "B": ("refresh",)},
         view_moves,
         view_can_take,
-        lambda action: "finish.begin" if action == "checkpoint.written (file)" else action,
+        lambda action: {"checkpoint.written (file)": "finish.begin", "finish.end": ""}.get(action, action),
         view_in_words,
-        ("", "swap.before"),
-        ("", *_SWAP),
-        ("", "", "never", *_SWAP),
+        {"change": ("", "swap.before"), "kill": ("", *_SWAP), "replace": ("", "", "never", *_SWAP)},
+    ),
+    "events": Traced(
+        events.Events(),
+        events.start(),
+        "make_events",
+        dict.fromkeys("ABC", ("plan_run", "commit_run", "finish_run")),
+        lambda before, action, state, after: True,
+        lambda before, action: (before, action) != ("plan.saved", "kill") and action != "replace",
+        lambda action: {"file.removed (mark)": "event", "event": ""}.get(action, action),
+        events_in_words,
+        # Otherwise few runs would come to their end.
+        {
+            "kill": ("never", "", *events.FINISHING),
+            "give up": ("never", "never", "start", "plan.saved", *events.FINISHING),
+            "clear": ("never", ""),
+        },
+        rare_first=0.5,
     ),
 }
 
@@ -141,9 +174,7 @@ class Walks:
     def draw(self, dice: random.Random) -> Way:
         traced = TRACED[self.of]
         state, way, kills, held = traced.start, Way(), 0, ""
-        # Otherwise the writer would seldom come between a verification and its commit.
-        at = {"change": dice.choice(traced.changes_at), "kill": dice.choice(traced.kills_at)}
-        at["replace"] = dice.choice(traced.replaced_at)
+        at = {action: dice.choice(points) for action, points in traced.drawn.items()}
         planned_at = dict[str, Any]()
         while len(way) < MOST_STEPS:
             steps = []
@@ -180,7 +211,7 @@ class Walks:
     def _weight(self, before: str, action: str) -> float:
         taken = self.taken[before, action]
         # Otherwise all processes would be killed at their first points.
-        return (0.05 if action == "kill" and taken else 1.0) / (1 + taken) ** 2
+        return (0.05 if action == "kill" and taken else 1.0) / (1 + taken) ** TRACED[self.of].rare_first
 
 
 def as_listed(process: Any, step: Any, state: Any, then: Any) -> bool:
@@ -194,6 +225,8 @@ def as_listed(process: Any, step: Any, state: Any, then: Any) -> bool:
 
 
 def saved_plan(state: Any, job: str) -> object:
+    if isinstance(state, events.State):
+        return None
     return dict(state.plans)[job] if isinstance(state, view.State) else state.job(job).plan
 
 
@@ -202,10 +235,9 @@ def follow(of: str, way: Way, seed: int, folder: Path) -> tuple[str, int]:  # no
     from tests.simulation.world import Dice, Failed, Job, Move, Scenario, Stage, World
 
     traced = TRACED[of]
-    plan, _, whole = traced.calls
-    jobs = [Job("A", (Stage(plan), Stage("go_on"))), Job("B", (Stage(whole),))]
+    jobs = {name: Job(name, tuple(Stage(call) for call in calls)) for name, calls in traced.jobs.items()}
     writers = {call: Job(call, (Stage(f"{call}_{of}"),), faulty=False) for call in ("change", "note")}
-    world = World(Scenario("model", "", lambda _: jobs, "no_judge"), seed, folder, Dice(0))
+    world = World(Scenario("model", "", lambda _: [*jobs.values()], "no_judge"), seed, folder, Dice(0))
     said, compared, orphan = list[str](), 0, ""
 
     def name_of(actor: str) -> str:
@@ -239,21 +271,24 @@ def follow(of: str, way: Way, seed: int, folder: Path) -> tuple[str, int]:  # no
             raise Failed(f"{actor} ended without passing {point}")
 
     def seen() -> Any:
-        world.start(Job("observer", (Stage(f"observe_{of}"),), False, False), 0, None, 0)
-        name = name_of("observer")
-        while name in world.processes:
-            grant(name)
-        return json.loads(json.dumps(world.results.pop()[1]))
+        run_to("observer", "seen")
+        return json.loads(Path(folder, "seen").read_text())
 
     try:
-        for job in jobs:
-            world.start(job, 0, None, 0)
+        for name, job in jobs.items():
+            world.start(job, 0, name, 0)
+        world.start(Job("observer", (Stage("observe"),), faulty=False), 0, of, 0)
         for actor, action, state in way:
             said.append(f"  {actor:8} {action}")
             if action.startswith("("):
                 continue
-            compared += action not in ("kill", "replace", "apply.step")
-            if action == "kill":
+            compared += action not in WITHOUT_A_WRITE
+            if action in ("clear", "give up"):
+                standing.pop(name_of(actor), None)
+                world.end(world.processes[name_of(actor)], kill=True)
+                if action == "clear":
+                    world.start(jobs[actor], 0, actor, 0)
+            elif action == "kill":
                 standing.pop(name_of(actor), None)
                 world.take(Move("kill", name_of(actor), 0, ""))
             elif action in writers:
@@ -264,10 +299,8 @@ def follow(of: str, way: Way, seed: int, folder: Path) -> tuple[str, int]:  # no
                 world.take(Move("stop", orphan, 0, ""))
             else:
                 run_to(actor, traced.point(action))
-            if action == "finish.end":
-                run_to(actor, "")
-            if action in ("kill", "replace", "apply.step"):
-                continue  # nothing is written
+            if action in WITHOUT_A_WRITE:
+                continue
             engine, model = seen(), json.loads(json.dumps(traced.in_words(state)))
             while action == "file.removed" and engine != model:  # the engine removes one file after another
                 run_to(actor, action)
@@ -302,7 +335,7 @@ def main(arguments: list[str]) -> int:
             sys.path.insert(0, str(mutate(options.mutant, folder)))
         simulation.prepare(folder)
         __import__(world.ACTORS, fromlist=["no_judge"])
-        stage = world.Stage(TRACED[options.of].calls[1])
+        stage = world.Stage(TRACED[options.of].make)
         scenario = world.Scenario("model", "", lambda _: [world.Job("make", (stage,), False, False)], "no_judge")
         if wrong := world.World(scenario, 0, folder, world.Dice(0)).run():
             sys.exit(f"the table cannot be made: {wrong}")

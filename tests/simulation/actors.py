@@ -184,7 +184,7 @@ def append_and_plan(folder: str, given: Any) -> Any:
     return plan(folder, table)
 
 
-def _saved(folder: str, given: Any) -> tuple[Any, Any, Any]:
+def saved_of(folder: str, given: Any) -> tuple[Any, Any, Any]:
     from airflow_geneva.engine.job.folder import JobFolder
     from airflow_geneva.engine.plan.saved_plan import load_plan
 
@@ -198,7 +198,7 @@ def apply(folder: str, given: Any) -> Any:
     from airflow_geneva.engine.run.inline import apply_inline
     from airflow_geneva.engine.run.prepare import Udfs
 
-    location, saved, storage = _saved(folder, given)
+    location, saved, storage = saved_of(folder, given)
     functions = Udfs({column: FUNCTIONS[made.name] for column, made in saved.spec.udfs.items()})
     for index in range(len(saved.shards)):
         apply_inline(location, saved.spec, saved.load_shard(storage, index), functions)
@@ -208,7 +208,7 @@ def apply(folder: str, given: Any) -> Any:
 def commit(folder: str, given: Any) -> Any:
     from airflow_geneva.engine.run.pipeline import PlannedJob
 
-    location, saved, storage = _saved(folder, given)
+    location, saved, storage = saved_of(folder, given)
     job = PlannedJob(location, saved)
     found = [job.commit(saved.load_shard(storage, index)).to_json() for index in range(len(saved.shards))]
     return {**given, "committed": found}
@@ -221,7 +221,7 @@ def finish(folder: str, given: Any) -> Any:
     from airflow_geneva.engine.results import ShardResult
     from airflow_geneva.engine.run.pipeline import PlannedJob
 
-    location, saved, _ = _saved(folder, given)
+    location, saved, _ = saved_of(folder, given)
     result = PlannedJob(location, saved).finish([ShardResult.from_json(one) for one in given["committed"]])
     return {**result.to_json(), **{name: given[name] for name in BESIDE_A_RESULT}}
 
