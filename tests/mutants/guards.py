@@ -497,6 +497,24 @@ GUARDS = [
         (RACES + "test_placeholders_that_were_compacted_with_rows_leave_with_the_next_refresh",),
     ),
     Guard(
+        "A first swap that got the number of a removed version would count as done, and no reader would see it.",
+        "if whole and (now := location.open()).version > swapped.version and version_of_plan(now, plan) is None:",
+        "if False:",
+        (STATE + "test_a_first_swap_that_got_the_number_of_a_removed_version_is_done_again",),
+    ),
+    Guard(
+        "A retry would take a swap that got the number of a removed version for done.",
+        "return None if was_overtaken(dataset, commit, following) else commit.version",
+        "return commit.version",
+        (STATE + "test_a_first_swap_that_got_the_number_of_a_removed_version_is_done_again",),
+    ),
+    Guard(
+        "Later refreshes would take a swap that got the number of a removed version for what the view shows.",
+        "if swap and not changed and was_overtaken(dataset, commit, following):",
+        "if False:",
+        (STATE + "test_a_first_swap_that_got_the_number_of_a_removed_version_is_done_again",),
+    ),
+    Guard(
         "What others did between the planned version and the swap would not be noticed.",
         "since = int(commit.properties[LOOKED_AT]) + 1 if swap else 0",
         "since = commit.version if swap else 0",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from airflow_geneva.engine.run import view as run, view as swapping
 from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.engine.views.state import newest_swap, write_intent
 from airflow_geneva.view import View
+from tests.support.broken_off import Died
 from tests.support.counting import Trace
 from tests.support.queries import Asked, Refresh, assert_equals_query, assert_nothing_to_refresh
 from tests.support.tables import MakeTable
@@ -90,6 +92,37 @@ def test_a_swap_that_landed_although_it_was_told_to_conflict_is_not_forgotten_wi
     view.refresh(runner="inline")
     assert_equals_query(view, table, Asked())
     assert view.lance.count_rows() == 41
+    assert_nothing_to_refresh(view, trace)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_first_swap_that_got_the_number_of_a_removed_version_is_done_again(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """Lance gives it the next number, which is free again, and no later version has its rows."""
+    table = make_table(40)
+    view = Asked().make(table)
+    taken = Refresh(view).plan().apply()
+    commit = lance.LanceDataset.commit
+
+    def overtaken(*arguments: Any, **options: Any) -> Any:
+        patched.undo()
+        commit_harmlessly(view, 2)
+        view.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=False)
+        committed = commit(*arguments, **options)
+        assert committed.version < view.lance.version
+        if dies:
+            raise Died
+        return committed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lance.LanceDataset, "commit", overtaken)
+        with pytest.raises(Died) if dies else nullcontext():
+            assert taken.finish().state == "PARTIAL"
+    assert not dies or taken.finish().state == "PARTIAL"
+    view.refresh(runner="inline")
+    assert_equals_query(view, table, Asked())
+    assert view.lance.count_rows() == 40
     assert_nothing_to_refresh(view, trace)
 
 

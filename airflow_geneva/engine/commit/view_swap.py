@@ -24,7 +24,7 @@ from airflow_geneva.engine.lance_io.fragments import (
     stored_row_ids,
     with_data_file,
 )
-from airflow_geneva.engine.lance_io.history import commits_newest_first
+from airflow_geneva.engine.lance_io.history import commits_newest_first, was_overtaken
 from airflow_geneva.engine.lance_io.indexes import Index
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
@@ -139,6 +139,9 @@ def swap_rows(
                 raise
             saved = True
             continue
+        if whole and (now := location.open()).version > swapped.version and version_of_plan(now, plan) is None:
+            saved = True
+            continue
         # Two swaps conflict: a swap that began earlier was committed earlier or can no longer be committed.
         result = Swapped(int(swapped.version), dropped=frozenset(begun), snapshots=loose[-1] + 1)
         if swapped.version > dataset.version + 1:
@@ -225,12 +228,13 @@ def version_of_plan(dataset: lance.LanceDataset, plan: str) -> int | None:
 
     An older swap is not found: the job then reports its rows as left, and the next plan corrects that.
     """
-    newest = int(dataset.version)
+    newest, following = int(dataset.version), None
     for commit in commits_newest_first(dataset, newest, max(newest - _MOST_VERSIONS, 0) + 1):
         if commit.gone:
             return None
         if commit.properties.get(PLAN) == plan:
-            return commit.version
+            return None if was_overtaken(dataset, commit, following) else commit.version
+        following = commit
     return None
 
 

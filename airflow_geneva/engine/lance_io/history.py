@@ -22,7 +22,7 @@ from airflow_geneva.engine.lance_io.fragments import (
 )
 from airflow_geneva.engine.lance_io.pylance_internals import path_of
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.engine.lance_io.table_versions import open_version_to_read, read_transaction
+from airflow_geneva.engine.lance_io.table_versions import manifest_of, open_version_to_read, read_transaction
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors, is_unavailable
 from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.uri import is_local
@@ -118,6 +118,30 @@ def replaced_files(operation: Any) -> list[lance.LanceOperation.DataReplacementG
     import lance
 
     return operation.replacements if isinstance(operation, lance.LanceOperation.DataReplacement) else []
+
+
+def was_overtaken(dataset: lance.LanceDataset, commit: Commit, following: Commit | None) -> bool:
+    """Whether a commit that had to be the next one came too late: no version after it has its rows.
+
+    Lance gives such a commit the next number if that is free, also if the version of that number was cleaned up.
+
+    Args:
+        following: the commit of the next version.
+    """
+    import lance
+
+    made = lance.LanceOperation
+    if following is None or following.version != commit.version + 1 or not isinstance(commit.operation, made.Overwrite):
+        return False
+    did = following.operation
+    if isinstance(did, (made.Overwrite, made.Restore, made.Delete)) or getattr(did, "removed_fragment_ids", None):
+        return False
+    there = dataset if following.version == dataset.version else manifest_of(dataset, following.version)
+    fragments = [fragment.metadata for fragment in there.get_fragments()]
+    if isinstance(did, made.Rewrite):
+        fragments += [fragment for group in did.groups for fragment in group.old_fragments]
+    added = {file.path for file in files_written(commit.operation)}
+    return bool(added) and added.isdisjoint(file.path for fragment in fragments for file in fragment.files)
 
 
 @dataclass(frozen=True)

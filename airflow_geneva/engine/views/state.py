@@ -14,7 +14,13 @@ from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot, load_snapsh
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY
 from airflow_geneva.engine.lance_io.fragments import OFFSET_BITS, field_ids
-from airflow_geneva.engine.lance_io.history import Commit, commits_newest_first, commits_of_version, files_written
+from airflow_geneva.engine.lance_io.history import (
+    Commit,
+    commits_newest_first,
+    commits_of_version,
+    files_written,
+    was_overtaken,
+)
 from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import (
@@ -93,9 +99,13 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
     if (known := _FOUND.get(key)) is not None:
         return known
     changed, placeholders, restores = "", False, list[tuple[int, int]]()
+    following: Commit | None = None
     # Read back to the newest swap, however far: every commit since then may have changed rows.
     for commit in commits_of_version(dataset, at_once=_A_SWAP_AND_ITS_METADATA):
         swap = _swap_of(commit)
+        if swap and not changed and was_overtaken(dataset, commit, following):
+            continue
+        following = commit
         # Lance rebases a commit on those that came after its preparation, and records that it had read them.
         since = int(commit.properties[LOOKED_AT]) + 1 if swap else 0
         if isinstance(commit.operation, lance.LanceOperation.Restore):
