@@ -217,14 +217,70 @@ def test_what_cannot_be_folded_is_refused(table: Table) -> None:
         def init(self) -> int:
             return 0
 
+    fold = udaf(data_type=pa.int64(), state=pa.int64())
     with pytest.raises(InvalidInput, match="lacks add, merge, finish"):
-        udaf(data_type=pa.int64(), state=pa.int64())(Half)
+        fold(Half)
     with pytest.raises(InvalidInput, match="Name one column for each"):
         table.query().group_by("k").agg({"bag": (folded.bag, ["id"])}).create_materialized_view(name="v")
     with pytest.raises(InvalidInput, match="fills one column"):
         table.query().group_by("k").agg({("a", "b"): (folded.bag, ["id", "x"])}).create_materialized_view(name="v")
     with pytest.raises(InvalidInput, match="folds the rows of a group"):
         table.add_columns({"bag": (folded.bag, ["id", "x"])})
+
+
+class _Total:
+    def init(self) -> int:
+        return 0
+
+    def add(self, state: int, x: list[int], y: list[int]) -> int:
+        return state + sum(x) - sum(y)
+
+    def merge(self, state: int, other: int) -> int:
+        return state + other
+
+    def finish(self, state: int) -> int:
+        return state
+
+
+@pytest.mark.parametrize(
+    ("method", "function", "message"),
+    [
+        ("init", lambda self, x: 0, r"Write it as init\(self\)"),
+        ("merge", lambda self, state: state, r"Write it as merge\(self, state, other\)"),
+        ("finish", lambda self, state, x: state, r"Write it as finish\(self, state\)"),
+        ("add", lambda self: 0, r"Write it as add\(self, state, \.\.\.\)"),
+        ("remove", lambda self: 0, r"Write it as remove\(self, state, \.\.\.\)"),
+        ("remove", lambda self, state, x: state, r"parameters of add after the state, \['x', 'y'\]"),
+        ("remove", lambda self, state, y, x: state, r"parameters of add after the state, \['x', 'y'\]"),
+    ],
+)
+def test_a_method_that_does_not_fit_is_refused_before_it_is_called(method: str, function: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        udaf(data_type=pa.int64(), state=pa.int64())(type("Total", (_Total,), {method: function}))
+
+
+def test_a_method_that_removes_gets_rows_in_the_form_in_which_they_were_added() -> None:
+    class Total(_Total):
+        def remove(self, state: int, x: pa.Array, y: pa.Array) -> int:
+            return state
+
+    with pytest.raises(InvalidInput, match="in the same form"):
+        udaf(data_type=pa.int64(), state=pa.int64())(Total)
+
+
+def test_the_annotations_of_added_rows_are_checked(table: Table) -> None:
+    class OfOneRow(_Total):
+        def add(self, state: int, x: int, y: int) -> int:
+            return state + x - y
+
+    class OfTexts(_Total):
+        def add(self, state: int, x: list[int], y: list[str]) -> int:
+            return state + sum(x) - len(y)
+
+    for made in (OfOneRow, OfTexts):
+        total = udaf(data_type=pa.int64(), state=pa.int64(), version="1")(made)
+        with pytest.raises(InvalidInput, match=r"Type mismatch for column .* Annotate the parameter as a list"):
+            table.query().group_by("k").agg({"total": (total, ["id", "x"])}).definition()
 
 
 def test_a_function_that_cannot_be_folded_does_not_take_the_place_of_one_that_can(table: Table, trace: Trace) -> None:

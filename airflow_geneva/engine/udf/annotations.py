@@ -227,18 +227,21 @@ def check_input_fields(
             f"whose columns are {list(fields)!r}. {advice}"
         )
     first = udf.input_stage
+    signature, groups = first.signature, udf.groups
+    if udf.fold is not None:
+        signature, groups = udf.fold.rows, udf.fold.rows.form
     for position, column in enumerate(columns):
-        annotation = UNKNOWN if first.signature.takes_batches else first.signature.annotation_at(position)
+        annotation = UNKNOWN if signature.takes_batches else signature.annotation_at(position)
         found = found_fields[column]
         if found is None:
             continue
-        if udf.groups == "scalar" and accepts(annotation, pa.list_(found.type)) is False:
+        if groups == "scalar" and accepts(annotation, pa.list_(found.type)) is False:
             raise InvalidInput(
                 f"Type mismatch for column {column!r} of table {table_name!r}: UDF {first.name!r} takes "
                 f"{_show(annotation)} there, and gets the values of all rows of a group, each of type {found.type}. "
                 "Annotate the parameter as a list, such as list[str], or as pa.Array."
             )
-        if udf.groups != "scalar" and accepts(annotation, found.type) is False:
+        if groups != "scalar" and accepts(annotation, found.type) is False:
             raise InvalidInput(
                 f"Type mismatch for column {column!r} of table {table_name!r}: it is {found.type}, and UDF "
                 f"{first.name!r} takes {_show(annotation)} there. Correct the annotation, or map another column to it."

@@ -16,7 +16,7 @@ from airflow_geneva.engine.display import readable_bytes
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
 from airflow_geneva.engine.lance_io.to_python import python_values
 from airflow_geneva.engine.limits.rate_limit import count
-from airflow_geneva.engine.udf.signature import Form
+from airflow_geneva.engine.udf.signature import Signature
 from airflow_geneva.errors import InvalidInput
 
 LARGEST_STATE = 1 << 20
@@ -32,15 +32,13 @@ class Fold:
 
     Args:
         value, state: the types of its value and of its state.
-        form: how `add` and `remove` take rows: "scalar" for lists, "array" or "record_batch".
-        parameters: those of `add` that take columns.
+        rows: how `add` and `remove` take rows after the state; the form is "scalar" for lists.
         removes: whether it has a method `remove`.
     """
 
     value: pa.DataType
     state: pa.DataType
-    form: Form
-    parameters: tuple[str, ...]
+    rows: Signature
     removes: bool
 
     @property
@@ -63,9 +61,9 @@ class Fold:
 
     def check_count(self, columns: Sequence[str], name: str) -> None:
         """Raise InvalidInput if these are not the columns for the parameters of `add`."""
-        if self.form != "record_batch" and len(columns) != len(self.parameters):
+        if not self.rows.takes_batches and len(columns) != len(self.rows.required):
             raise InvalidInput(
-                f"The method add of UDF {name!r} takes {list(self.parameters)!r} after the state, and "
+                f"The method add of UDF {name!r} takes {list(self.rows.required)!r} after the state, and "
                 f"{len(columns)} input columns are mapped to them: {list(columns)!r}. Name one column for each."
             )
 
@@ -91,9 +89,9 @@ class FoldedCall:
 
     def _rows(self, batch: pa.RecordBatch) -> list[Any]:
         """Return the arguments of `add` and `remove` after the state."""
-        if self.fold.form == "record_batch":
+        if self.fold.rows.form == "record_batch":
             return [batch]
-        if self.fold.form == "array":
+        if self.fold.rows.form == "array":
             return list(batch.columns)
         return [list(self.python(column)) for column in batch.columns]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,10 +17,12 @@ from airflow_geneva.engine.udf.error_policy import Fail, Retry, Skip, check_poli
 from airflow_geneva.engine.udf.fold import Fold
 from airflow_geneva.engine.udf.packages import check_requirements
 from airflow_geneva.engine.udf.settings import check_flag, check_memory, check_name, check_number, check_sequence
-from airflow_geneva.engine.udf.signature import UNKNOWN, Signature, read_signature
+from airflow_geneva.engine.udf.signature import UNKNOWN, Signature, read_signature, signature_of
 from airflow_geneva.errors import InvalidInput
 
 _NEEDED = ("init", "add", "merge", "finish")
+_STATES = {"init": (), "merge": ("state", "other"), "finish": ("state",)}
+"""The parameters after `self` of the methods that take no rows."""
 
 
 def udaf(
@@ -92,7 +95,7 @@ def udaf(
         for what, kind in (("data_type", data_type), ("state", state)):
             if not isinstance(kind, pa.DataType) or pa.types.is_null(kind):
                 raise InvalidInput(f"UDF {chosen!r} has {what}={kind!r}. Give an Arrow type, such as pa.int64().")
-        fold = Fold(data_type, state, found.form, found.required, callable(getattr(func, "remove", None)))
+        fold = Fold(data_type, state, found, callable(getattr(func, "remove", None)))
         inputs = None if input_columns is None else check_sequence("input_columns", input_columns)
         if inputs is None and not found.takes_batches:
             inputs = found.required
@@ -134,10 +137,44 @@ def _read_methods(func: Any, name: str) -> Signature:
         if inspect.iscoroutinefunction(plain) or inspect.isgeneratorfunction(plain):
             raise InvalidInput(f"The method {method} of UDF {name!r} is async or yields. Give a plain method.")
     owner = func if isinstance(func, type) else type(func)
-    found = read_signature(partial(owner.add, None, None), name)  # type: ignore[attr-defined]
+    for method, states in _STATES.items():
+        plain = inspect.getattr_static(owner, method)
+        if isinstance(plain, types.FunctionType) and not _takes(plain, 1 + len(states)):
+            given = ", ".join(("self", *states))
+            raise InvalidInput(f"The method {method} of UDF {name!r} does not fit. Write it as {method}({given}).")
+    found = _after_state(owner, "add", name)
     if found.form == "batches" or found.takes_any_number:
         raise InvalidInput(
             f"The method add of UDF {name!r} takes a state, and then a parameter for each column, as in "
             "add(self, state, amount), or one pa.RecordBatch."
         )
+    if callable(getattr(owner, "remove", None)):
+        removed = _after_state(owner, "remove", name)
+        names = found.takes_batches or removed.required == found.required
+        if removed.form != found.form or not names:
+            raise InvalidInput(
+                f"The method remove of UDF {name!r} gets the same columns as add, and in the same form. Give it the "
+                f"parameters of add after the state, {list(found.required)!r}, with the same annotations."
+            )
     return found
+
+
+def _after_state(owner: type, method: str, name: str) -> Signature:
+    """Return the signature of a method without `self` and the state."""
+    plain = getattr(owner, method)
+    if not _takes(plain, 2, and_more=True):
+        raise InvalidInput(
+            f"The method {method} of UDF {name!r} does not fit. Write it as {method}(self, state, ...), with a "
+            "parameter for each column."
+        )
+    return read_signature(partial(plain, None, None), name)
+
+
+def _takes(function: Any, count: int, and_more: bool = False) -> bool:
+    """Whether it can be called with a number of positional arguments, or, if it takes more, with these and others."""
+    signature = signature_of(function)
+    try:
+        (signature.bind_partial if and_more else signature.bind)(*[None] * count)
+    except TypeError:
+        return False
+    return True

@@ -78,7 +78,7 @@ def read_signature(func: Any, name: str) -> Signature:
     plain = inspect.unwrap(function)
     if inspect.isasyncgenfunction(plain):
         raise InvalidInput(f"UDF {name!r} is an async generator. Give an async function that returns a list.")
-    parameters = list(_signature(function).parameters.values())
+    parameters = list(signature_of(function).parameters.values())
     if isinstance(func, type):
         parameters = parameters[1:]
     hints = _resolve_hints(function)
@@ -123,7 +123,7 @@ def is_batch_api(func: Any) -> bool:
 def read_batch_api(func: Any, name: str) -> Signature:
     """Read the signature of a batch API: ``submit(batch)`` or ``submit(batch, key)``, ``poll(handle)`` and so on."""
     methods = {method: getattr(func, method) for method in (*_BATCH_API, "find") if hasattr(func, method)}
-    parameters = {method: list(_signature(function).parameters) for method, function in methods.items()}
+    parameters = {method: list(signature_of(function).parameters) for method, function in methods.items()}
     if isinstance(func, type):
         parameters = {method: names[1:] for method, names in parameters.items()}
     bad = [method for method, names in parameters.items() if not 1 <= len(names) <= 1 + (method == "submit")]
@@ -146,7 +146,8 @@ def read_batch_api(func: Any, name: str) -> Signature:
     )
 
 
-def _signature(function: Any) -> inspect.Signature:
+def signature_of(function: Any) -> inspect.Signature:
+    """Return the signature of a function whose annotations need not be resolvable."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -170,7 +171,7 @@ def _written_hints(function: Any) -> dict[str, Any]:
     enclosing = cells_of([plain])
     with suppress(Exception):
         return typing.get_type_hints(plain, localns={**plain.__globals__, **enclosing})
-    signature = _signature(plain)
+    signature = signature_of(plain)
     hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     hints["return"] = signature.return_annotation
     resolved = {}
