@@ -20,12 +20,12 @@ from airflow_geneva.cli.database import Command, print_json
 from airflow_geneva.cli.doctor import airflow_home, print_findings, run_airflow_checks, run_checks
 from airflow_geneva.cli.init import init
 from airflow_geneva.cli.stopping import JobCommand
-from airflow_geneva.cli.tables import tables
+from airflow_geneva.cli.tables import duplicates, tables
 from airflow_geneva.spark.server import HOST, run_server
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 runs_jobs = (work.plan, work.backfill, work.load, work.refresh)
-shows = (work.copy, tables, cli_jobs.jobs, cli_jobs.status, cli_jobs.cancel, cli_jobs.errors)
+shows = (work.copy, tables, duplicates, cli_jobs.jobs, cli_jobs.status, cli_jobs.cancel, cli_jobs.errors)
 for command in (init, work.define, *runs_jobs, *shows):
     app.command(cls=JobCommand if command in runs_jobs else Command)(command)
 app.add_typer(checkpoints_app, name="checkpoints")

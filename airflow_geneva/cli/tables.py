@@ -1,9 +1,11 @@
-"""The command `tables`: what is fresh, and what is not."""
+"""The commands `tables`, what is fresh and what is not, and `duplicates`, which rows a view leaves out."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,10 +23,13 @@ from airflow_geneva.cli.database import (
     print_json,
     without_controls,
 )
+from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.storage.uri import normalize_uri
 
 _COLORS = {"up to date": "green", "running": "cyan", "waiting": "cyan", "unknown": "red", "table": "bright_black"}
 _PATIENCE_SECONDS = 24 * 3600.0
+_SHOWN = 60
+"""The most characters of a value of a row."""
 
 
 @dataclass(frozen=True)
@@ -97,3 +102,53 @@ def _rows_of(card: Any) -> Iterator[_Row]:
             found and found.failed,
             "; ".join(said),
         )
+
+
+def duplicates(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="DB VIEW", help="The database and the view.", show_default=False)
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="COLUMN", help="A column of the source to show; may be given several times."),
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Show at most this many rows.")] = 40,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write all rows to this Parquet file instead.")
+    ] = None,
+    source: Sources = None,
+    conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the duplicates that a view leaves out.
+
+    They come by cluster, after the row that is kept instead. --json and --output give all rows.
+    """
+    db, (name,) = open_database_argument(arguments, conn_id, allowed_place, "VIEW")
+    found = db.open_view(name, source or ()).duplicates(column or ())
+    if output is not None:
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(found, output)
+        typer.echo(without_controls(f"{counted(len(found), 'row')} written to {output}."))
+    elif as_json:
+        print_json([{key: _as_json(value) for key, value in row.items()} for row in found.to_pylist()])
+    elif len(found):
+        grid = make_grid(">row id", ">cluster", ">duplicate of", *(without_controls(name) for name in column or ()))
+        for row in found.slice(0, rows).to_pylist():
+            grid.add_row(*("" if value is None else plain(str(value)[:_SHOWN]) for value in row.values()))
+        open_console().print(grid)
+        left_out = len(found) - found.column("duplicate_of").null_count
+        told = f"{counted(left_out, 'row')} left out of {counted(len(found) - left_out, 'cluster')}"
+        typer.echo(f"{told}; --rows shows more." if len(found) > rows else f"{told}.")
+    else:
+        typer.echo("No duplicates.")
+
+
+def _as_json(value: Any) -> Any:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return value

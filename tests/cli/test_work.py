@@ -6,8 +6,11 @@ import json
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
@@ -30,7 +33,7 @@ def picky(x: int) -> int:
 """
 
 COMMANDS = [
-    "define", "plan", "backfill", "refresh", "copy", "tables", "jobs", "status", "cancel", "errors",
+    "define", "plan", "backfill", "refresh", "copy", "tables", "duplicates", "jobs", "status", "cancel", "errors",
     "checkpoints list", "checkpoints gc", "doctor", "spark-server",
 ]  # fmt: skip
 
@@ -164,6 +167,38 @@ def test_tables_says_what_is_stale_worst_first_and_what_is_computed_from_it(db: 
     ]
     assert max(map(len, text.splitlines())) <= 80
     assert "No tables." in run("tables", db, "--table", "none")
+
+
+def test_duplicates_lists_the_rows_that_a_view_leaves_out(tmp_path: Path) -> None:
+    db = connect(tmp_path / "db")
+    noon = datetime(2026, 1, 1, 12)
+    data = pa.table(
+        {"id": [1, 2, 3, 4, 5], "x": [7, 8, 7, 9, 8], "at": [noon] * 5, "text": ["a\x1b", "b", "c", "d", "e"]}
+    )
+    docs = db.create_table("docs", data)
+    view = docs.query().deduplicate(on="x", keep="max(id)").create_materialized_view(name="clean")
+    docs.query().deduplicate(on="id").create_materialized_view(name="all_rows").refresh(runner="inline")
+    docs.query().create_materialized_view(name="plain")
+    assert "no refresh of it has ended" in run("duplicates", db.uri, "clean", code=1)
+    view.refresh(runner="inline")
+    asked = ("duplicates", db.uri, "clean", "--column", "id", "--column", "text")
+    lines = run(*asked).splitlines()
+    assert [line.split() for line in lines] == [
+        ["row", "id", "cluster", "duplicate", "of", "id", "text"],
+        ["2", "0", "3", "c"],
+        ["0", "0", "2", "1", "a\\x1b"],
+        ["4", "1", "5", "e"],
+        ["1", "1", "4", "2", "b"],
+        ["2", "rows", "left", "out", "of", "2", "clusters."],
+    ]
+    assert run(*asked, "--rows", "1").endswith("2 rows left out of 2 clusters; --rows shows more.\n")
+    rows = view.duplicates(["id", "at"])
+    found = json.loads(run("duplicates", db.uri, "clean", "--column", "id", "--column", "at", "--json"))
+    assert found == [{**row, "at": str(noon)} for row in rows.to_pylist()]
+    run("duplicates", db.uri, "clean", "--column", "id", "--column", "at", "--output", str(tmp_path / "left.parquet"))
+    assert pyarrow.parquet.read_table(tmp_path / "left.parquet").equals(rows)
+    assert run("duplicates", db.uri, "all_rows") == "No duplicates.\n"
+    assert "created without deduplicate()" in run("duplicates", db.uri, "plain", code=1)
 
 
 def test_errors_and_plans_advise_commands_and_options(db: str) -> None:
