@@ -62,7 +62,9 @@ _REFRESH = {
     "intra_applier_concurrency": "intra_applier_concurrency",
     "source_task_size": "task_size",
 }
-_QUERY = ("source", "select", "where", "shuffle", "limit", "offset", "explode")
+_GROUPS = ("group_by", "agg", "order_by", "max_group_rows")
+_QUERY = ("source", "select", "where", "shuffle", "limit", "offset", "explode", "deduplicate", *_GROUPS)
+_COLUMNS = ("select", "agg")
 _STATUS = {"PENDING": "Queued", "RUNNING": "Running", "DONE": "Succeeded", "PARTIAL": "Succeeded", "FAILED": "Failed"}
 
 
@@ -189,12 +191,13 @@ def create_view(database: Database, name: str, request: CreateMaterializedViewRe
 def check_view(database: Database, name: str, request: CreateMaterializedViewRequest) -> None:
     """Raise the errors of :func:`create_view` that are found without the code of UDFs, of which none is imported."""
     given, schema = _check_request(database, name, request), request.output_schema
-    selected = given.get("select")
-    if isinstance(selected, dict) and (udfs := [column for column in selected if isinstance(selected[column], list)]):
-        for column in udfs:
-            _column(column, selected[column], load=str)
-        rest = {column: sql for column, sql in selected.items() if column not in udfs}
-        given, schema = {**given, "select": rest or None, "explode": None}, ""
+    for part in _COLUMNS:
+        columns = given.get(part)
+        if isinstance(columns, dict) and (udfs := [column for column in columns if isinstance(columns[column], list)]):
+            for column in udfs:
+                _column(column, columns[column], load=str)
+            rest = {column: sql for column, sql in columns.items() if column not in udfs}
+            given, schema = {**given, part: rest or None, "explode": None}, ""
     read_query(database, json.dumps(given), schema)
 
 
@@ -218,8 +221,10 @@ def read_query(database: Database, text: str, output_schema: str = "") -> Query:
     """Return the query of a request: a JSON object with the arguments of a :class:`airflow_geneva.Query`.
 
     `source` is the name of a table or view; `select` maps columns to SQL expressions, or to an import path of a UDF and
-    its inputs, `["my_project.udfs:embed", ["text"]]`; `where`, `shuffle` (a seed), `limit`, `offset` and `explode` are
-    optional. A UDF is imported only if the source of its module makes one of that name.
+    its inputs, `["my_project.udfs:embed", ["text"]]`; `where`, `shuffle` (a seed), `limit`, `offset`, `explode`,
+    `deduplicate` (an object with its arguments), and `group_by` (a list) with `agg` (as `select`, with SQL aggregates),
+    `order_by` and `max_group_rows` are optional. A UDF is imported only if the source of its module makes one of that
+    name.
 
     Args:
         text: the JSON object.
@@ -230,10 +235,16 @@ def read_query(database: Database, text: str, output_schema: str = "") -> Query:
     """
     given = _arguments(text)
     query = database.open_table(given.pop("source")).query()
-    if (selected := given.pop("select", None)) is not None:
-        if not isinstance(selected, dict):
-            raise InvalidInput(f"select={selected!r:.100} is no JSON object that maps columns to expressions.")
-        given["select"] = {name: _column(name, one) for name, one in selected.items()}
+    for part in _COLUMNS:
+        if (columns := given.get(part)) is not None:
+            if not isinstance(columns, dict):
+                raise InvalidInput(f"{part}={columns!r:.100} is no JSON object that maps columns to expressions.")
+            given[part] = {name: _column(name, one) for name, one in columns.items()}
+    if (where := given.pop("where", None)) is not None:
+        query = query.where(where)
+    query = _grouped(query, {name: given.pop(name, None) for name in _GROUPS})
+    if (how := given.pop("deduplicate", None)) is not None:
+        query = query.deduplicate(**api.Deduplication.arguments(how))
     for name, argument in given.items():
         query = query if argument is None else getattr(query, name)(argument)
     found = query.output_schema()
@@ -243,6 +254,17 @@ def read_query(database: Database, text: str, output_schema: str = "") -> Query:
             f"{_columns(expected)}. Correct it, or leave it empty."
         )
     return query
+
+
+def _grouped(query: Query, given: Mapping[str, Any]) -> Query:
+    keys, columns, order, most = given.values()
+    if keys is None:
+        if named := [name for name, value in given.items() if value is not None]:
+            raise InvalidInput(f"{named[0]} is about groups of rows, and group_by is not given. Give it, too.")
+        return query
+    if not isinstance(keys, list):
+        raise InvalidInput(f"group_by={keys!r:.100} is no JSON list of columns.")
+    return query.group_by(*keys).agg(columns or {}, () if order is None else order, most)
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -215,7 +215,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         query = self._grouped(query if where is None else query.where(where))
         query = query if exploded is None else query.explode(exploded)
         if (deduplicate := parse_json("deduplicate", self.deduplicate)) is not None:
-            query = query.deduplicate(**_arguments(deduplicate))
+            query = query.deduplicate(**api.Deduplication.arguments(deduplicate))
         query = query if seed is None else query.shuffle(seed)
         query = query if limit is None else query.limit(limit)
         query = query if offset is None else query.offset(offset)
@@ -253,6 +253,8 @@ class CreateMaterializedViewOperator(LanceOperator):
             "source_database",
             "group_by",
             "agg",
+            "order_by",
+            "max_group_rows",
         ):
             if getattr(self, name) is not None:
                 raise InvalidInput(f"source_query is the whole query, and {name} is given too. Leave one of them out.")
@@ -277,15 +279,6 @@ class CreateMaterializedViewOperator(LanceOperator):
                 *(found.source_table, gained, name),
             )
         return found.differences(wanted)
-
-
-def _arguments(given: Any) -> dict[str, Any]:
-    known = ("on", "method", "threshold", "keep")
-    if not isinstance(given, Mapping) or "on" not in given or not given.keys() <= set(known):
-        raise InvalidInput(
-            f'deduplicate={given!r:.200} is not valid: give "on" by name, and perhaps {", ".join(known[1:])}.'
-        )
-    return dict(given)
 
 
 def _specs(columns: Mapping[str, Any]) -> dict[str, api.QuerySpec]:

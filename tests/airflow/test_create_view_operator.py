@@ -110,6 +110,12 @@ def test_a_malformed_column_says_what_to_give(desk: Desk, given: Any) -> None:
     assert "Give" in make(desk, select=None, add_columns={"n": given}).error("make")
 
 
+@pytest.mark.parametrize("more", [{"group_by": ["text"]}, {"order_by": ["text"]}, {"max_group_rows": 3}])
+def test_a_whole_query_stands_alone(desk: Desk, more: dict[str, Any]) -> None:
+    whole = {"table": None, "select": None, "source_query": "{}"}
+    assert f"source_query is the whole query, and {next(iter(more))} is" in make(desk, **whole, **more).error("make")
+
+
 def test_lists_become_rows_of_their_own(desk: Desk) -> None:
     desk.append("a", rows=2)
     letters = {"text": "text", "letter": "make_array(text, upper(text))"}

@@ -24,8 +24,10 @@ from lance_namespace import (
     errors,
 )
 
+import airflow_geneva
 from airflow_geneva import connect_namespace, udf
-from tests.udfs_for_tests import samples
+from airflow_geneva.namespace import check_view, read_query
+from tests.udfs_for_tests import grouped, samples
 
 COUNTED = "tests.udfs_for_tests.samples:length"
 
@@ -114,6 +116,29 @@ def test_a_view_is_created_and_refreshed(catalog: LanceNamespace) -> None:
     assert values(catalog, "long", "twice") == [0, 2, 4, 8, 10, 18]
 
 
+def test_a_query_groups_rows_or_leaves_out_duplicates(catalog: LanceNamespace, tmp_path: Path) -> None:
+    """Of a database in a folder: a namespace, which would have to name their hidden tables, refuses such views."""
+    wait_for(catalog, backfill(catalog))
+    agg = {"ids": "count(*)", "m": [f"{grouped.__name__}:joined_lists", ["text", "id"]]}
+    groups = query(where="id <> 1", group_by=["n"], agg=agg, order_by=["text desc"], max_group_rows=5)
+    clean = query(deduplicate={"on": "n", "keep": "max(id)"}, select={"id": "id"})
+    uri = str(next(tmp_path.rglob("docs.lance")))
+    folder = airflow_geneva.connect(Path(uri).parent)
+    rows = read_query(folder, groups).to_arrow().to_pylist()
+    assert sorted(map(tuple, map(dict.values, rows))) == [
+        (0, 1, "3"),
+        (1, 2, "f5 a0"),
+        (3, 1, "ccc2"),
+        (5, 1, "eeeee4"),
+    ]
+    assert read_query(folder, clean).to_arrow()["id"].to_pylist() == [1, 2, 3, 4, 5]
+    for asked in (groups, clean):
+        given = {"id": ["v"], "kind": "query", "source_query": asked, "output_schema": ""}
+        check_view(folder, "v", CreateMaterializedViewRequest(**given))
+        with pytest.raises(errors.InvalidInputError, match="its database is a catalog"):
+            create(catalog, asked)
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -158,7 +183,11 @@ def test_a_view_that_exists_is_not_created_again(catalog: LanceNamespace) -> Non
     ("asked", "message"),
     [
         ({"source_query": "SELECT id FROM docs"}, "is not a query of this package. Give a JSON object"),
-        ({"source_query": query(order_by="id")}, "is not a query of this package"),
+        ({"source_query": query(sort_by="id")}, "is not a query of this package"),
+        ({"source_query": query(order_by=["id"])}, "order_by is about groups of rows"),
+        ({"source_query": query(group_by="n")}, "group_by='n' is no JSON list of columns"),
+        ({"source_query": query(group_by=["n"], agg={"x": "id"})}, "is not an aggregate of a group's rows"),
+        ({"source_query": query(deduplicate={"on": "n", "by": 1})}, 'give "on" by name'),
         ({"source_query": query(select={"n": ["os:system", ["text"]]})}, r"UDF 'os:system' cannot be loaded"),
         ({"source_query": query(select={"n": "os:system"})}, "Give SQL, or a UDF with its inputs"),
         ({"source_query": query(select={"n": "nothing + 1"})}, "nothing"),
@@ -215,7 +244,9 @@ def test_the_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("select", [5, ["id"], "id"])
-def test_a_query_whose_columns_are_no_object_is_refused(catalog: LanceNamespace, select: Any) -> None:
+@pytest.mark.parametrize(
+    "given", [{"select": 5}, {"select": ["id"]}, {"select": "id"}, {"group_by": ["n"], "agg": "n"}]
+)
+def test_a_query_whose_columns_are_no_object_is_refused(catalog: LanceNamespace, given: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidInputError, match="is no JSON object that maps columns"):
-        create(catalog, query(select=select))
+        create(catalog, query(**given))

@@ -77,6 +77,16 @@ class Deduplication:
             raise InvalidInput(f'keep={keep!r:.200} is not valid: give "first", "min(column)" or "max(column)".')
         return Deduplication(tuple(names), method, threshold, keep.strip())
 
+    @staticmethod
+    def arguments(given: Any) -> dict[str, Any]:
+        """Return the arguments of :meth:`airflow_geneva.query.Query.deduplicate` that are given as an object."""
+        names = ("on", "method", "threshold", "keep")
+        if not isinstance(given, Mapping) or "on" not in given or not given.keys() <= set(names):
+            raise InvalidInput(
+                f'deduplicate={given!r:.200} is not valid: give "on" by name, and perhaps {", ".join(names[1:])}.'
+            )
+        return dict(given)
+
     @property
     def keep_column(self) -> str | None:
         """The column whose smallest or largest value is kept; None: the smallest row id is."""
