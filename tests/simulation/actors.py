@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import lance
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.limits.budget import LATENESS, TICK_SECONDS, seconds_each
 from airflow_geneva.engine.limits.rate_limit import RateLimit
-from tests.simulation import others
+from tests.simulation import others, store
 from tests.simulation.kernel import KERNEL
 from tests.simulation.others import ROWS, SCHEMA
 from tests.simulation.store import stamp_times
@@ -103,7 +104,7 @@ def make_view(folder: str, given: Any = None) -> None:
 
 
 def filled(folder: str, make: str) -> None:
-    """What a run left, and changes since then."""
+    """What a run left, and changes since then; `computed` has the inputs of that run."""
     globals()[make](folder)
     if make in ("make_view", "make_groups", "make_duplicates"):
         refresh(folder, None)
@@ -111,6 +112,7 @@ def filled(folder: str, make: str) -> None:
         for column in ("a", "n") if make == "make_chain" else ("n",):
             backfill(folder, column)
     table = lance.LanceDataset(f"{folder}/t.lance")
+    Path(store.FOLDER, "computed").write_text("\n".join(map(str, table.to_table(["x"])["x"].to_pylist())))
     if make != "make_view":  # there, a swap that only adds rows is to meet another
         table.update({"x": "x + 100"}, where="id = 1 or id = 4")
     rows = pa.table({"id": [20, 21], "x": [20, 21], "z": [0, 9]}).cast(SCHEMA)
@@ -285,6 +287,12 @@ def rows_of_view(table: lance.LanceDataset) -> Rows:
     return sorted((row["id"], row["x"], value_of(row["x"])) for row in rows)
 
 
+def shown_since(folder: str, since: int) -> Rows:
+    """The rows that the view selects now, and that it selected at an earlier version of its source."""
+    now, then = (rows_of_view(lance.LanceDataset(f"{folder}/t.lance", version=one)) for one in (None, since))
+    return [row for row in now if row in then]
+
+
 def groups_of_view(table: lance.LanceDataset) -> Rows:
     found: dict[int, list[int]] = {}
     for row in table.to_table(["x", "z"]).to_pylist():
@@ -320,6 +328,8 @@ FOLLOWED = {"append", "touch", "compact", "column", "say"}
 """Changes after which a run makes all rows visible that it computed, wherever they are now."""
 TAKEN_BACK = {"restore", "upsert", "vacuum"}
 """After these, rows that a run made right may be due again."""
+RECOMPUTED = {*TAKEN_BACK, "view copy"}
+"""After these, a view may compute rows again whose values it has shown."""
 
 
 def judge_column(folder: str, given: Any) -> Any:
@@ -345,9 +355,7 @@ def judge_column(folder: str, given: Any) -> Any:
             settled |= right(table, result)
     began = calls()
     if functions.keys() == {"n"} and not kinds & TAKEN_BACK:
-        most = tries.get("backfill", 0) + tries.get("apply", 0)
-        often = {x: times for x, times in Counter(began).items() if times > most}
-        assert not often, f"{often} were computed again, and {most} processes computed"
+        once_a_process(tries.get("backfill", 0) + tries.get("apply", 0))
     for column, function in functions.items():
         quiet(lambda column=column: table.backfill(column, **SIZES))  # type: ignore[misc]
         wrong = [row for row in table.to_arrow().to_pylist() if row[column] != function(row["x"])]
@@ -356,9 +364,21 @@ def judge_column(folder: str, given: Any) -> Any:
     assert not again, f"{again} were computed again although a run was done with them"
 
 
+def once_a_process(processes: int) -> None:
+    """Each process computed an input once at most, and none an input whose value was there when the world began."""
+    often = {x: times for x, times in Counter(calls()).items() if times > processes}
+    assert not often, f"{often} were computed again, and {processes} processes computed"
+    again = set(calls()).intersection(numbers_in(f"{store.FOLDER}/computed"))
+    assert not again, f"{again} were computed again although the world began with their values"
+
+
 def calls() -> list[int]:
     """Return what `f` was called with, in order."""
-    with suppress(FileNotFoundError), open(os.environ["SIMULATION_CALLS"], encoding="utf-8") as log:
+    return numbers_in(os.environ["SIMULATION_CALLS"])
+
+
+def numbers_in(path: str) -> list[int]:
+    with suppress(FileNotFoundError), open(path, encoding="utf-8") as log:
         return [int(line) for line in log if line.strip().isdigit()]
     return []
 
@@ -431,13 +451,19 @@ def judge_limited(folder: str, given: Any) -> Any:
 def judge_view(folder: str, given: Any, shape: str = "rows") -> Any:
     runs = [result for name, result in given if name in ("A", "B")]
     kinds = {kind for name, changes in given if name == "others" for kind in changes}
-    alone = not any(tries.get("stopped") for name, tries in given if name == "world")
-    if len(runs) == 1 and not kinds and alone:
+    (tries,) = (counts for name, counts in given if name == "world")
+    if len(runs) == 1 and not kinds and not tries.get("stopped"):
         assert runs[0]["state"] == "DONE", f"{runs[0]}, and nobody else was there"
     if "view copy" not in kinds:
         check_view(folder, shape, max((result["since"] for result in runs if result["state"] == "DONE"), default=1))
-    view = connect(folder).open_view("v")
+    view, exact, began = connect(folder).open_view("v"), shape == "rows" and not kinds & RECOMPUTED, len(calls())
+    if exact:
+        once_a_process(tries.get("refresh", 0) + tries.get("apply", 0))
     quiet(lambda: view.refresh(**SIZES))
+    for result in runs if exact else ():
+        read = {row[1] for row in shown_since(folder, result["since"])} if result["state"] == "DONE" else set()
+        again = read.intersection(calls()[began:])
+        assert not again, f"{again} were computed again although a refresh was done with them"
     columns, due = SHAPES[shape]
     seen = sorted(tuple(row[name] for name in columns) for row in view.to_arrow().to_pylist())
     wanted = due(lance.LanceDataset(f"{folder}/t.lance"))

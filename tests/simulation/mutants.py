@@ -42,6 +42,7 @@ _FOUND_BY = {
     "only-what-came-after-the-swap": 25,
     "swap-on-another-base": 1,
     "swaps-share-no-fragment": 13,
+    "unchanged-rows-run-again": 1,
     "values-of-old-inputs-follow": 2,
     "watermark-before-the-swap": 0,
 }
@@ -124,6 +125,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "A swap names a snapshot that does not exist, so each refresh would write all rows again.",
         "partial(_announce, location, key, None if saved else content, begun, loose)",
         "partial(_announce, location, key, None, begun, loose)",
+        "view",
+    ),
+    mutant(
+        "unchanged-rows-run-again",
+        "Rows would run again when another row of their fragment changes.",
+        "known = computed_rows.resolve(files, live) if parents or ids & seen() else {}",
+        "known: dict[Any, Ranges] = {}",
         "view",
     ),
     # Others that share something.
