@@ -801,10 +801,14 @@ def die_after_a_commit_without_a_file(table: Table, monkeypatch: pytest.MonkeyPa
     before = set(Path(table.uri, "data").iterdir())
     job = Stations.begin(table)
     job.apply()
+    die_after_a_commit(job, monkeypatch, lambda: staged_files(table, before)[0].unlink())
+    return job
 
+
+def die_after_a_commit(job: Stations, monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> None:
     def meanwhile(point: str) -> None:
         if point == "commit.before":
-            staged_files(table, before)[0].unlink()
+            before()
         if point == "commit.after":
             raise Died
 
@@ -812,7 +816,6 @@ def die_after_a_commit_without_a_file(table: Table, monkeypatch: pytest.MonkeyPa
         patched.setattr(table_versions, "fault_point", meanwhile)
         with pytest.raises(Died):
             job.commit()
-    return job
 
 
 def test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_by_the_next(
@@ -841,6 +844,34 @@ def test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_b
     if left:
         assert table.backfill("y", runner="inline").state == "DONE"
     assert len(trace) == 125
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_rows_of_a_version_without_a_data_file_are_not_compared_with_it_by_a_job(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was planned on such a version finds the file that a retry of the other job has written."""
+    dead = die_after_a_commit_without_a_file(table, monkeypatch)
+    late = Stations.begin(table)
+    late.apply()
+    dead.apply()
+    assert dead.commit().state == "DONE"
+    result = late.commit()
+    assert (result.state, result.rows_left) == ("DONE", 0)
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_rows_of_a_version_without_a_data_file_are_not_compared_with_it_by_a_plan(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their inputs change after a retry, which dies too, has written the file again."""
+    dead = die_after_a_commit_without_a_file(table, monkeypatch)
+    dead.apply()
+    die_after_a_commit(dead, monkeypatch, lambda: None)
+    table.lance.update({"x": "x + 1000"}, "id % 25 = 3")
+    assert table.backfill("y", runner="inline").state == "DONE"
     assert_right(table, "y", tripled)
     assert_nothing_to_do_is_free(table, "y", trace)
 

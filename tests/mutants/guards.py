@@ -346,6 +346,18 @@ GUARDS = [
         (COMMIT + "test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_by_the_next",),
     ),
     Guard(
+        "Each retry of a job would fail that was planned on a version whose data file others removed.",
+        "if version_exists(self.newest, int(self.source.version)) and not lacks_data_file(error):",
+        "if version_exists(self.newest, int(self.source.version)):",
+        (COMMIT + "test_rows_of_a_version_without_a_data_file_are_not_compared_with_it_by_a_job",),
+    ),
+    Guard(
+        "Each plan would fail that compares rows with a version whose data file others removed.",
+        "if version_exists(self.dataset, version) and not lacks_data_file(error):",
+        "if version_exists(self.dataset, version):",
+        (COMMIT + "test_rows_of_a_version_without_a_data_file_are_not_compared_with_it_by_a_plan",),
+    ),
+    Guard(
         "A retry would take a committed file that was removed for another writer's, and never write it again.",
         "if now is not None and _replaces_a_removed_file(dataset, now, candidate, output):",
         "if False:",

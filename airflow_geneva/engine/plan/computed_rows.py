@@ -46,7 +46,7 @@ from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, 
 from airflow_geneva.engine.plan.reusable_checkpoints import Reusable
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks
 from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows, computed_by_value
-from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors, lacks_data_file
 from airflow_geneva.engine.storage.files import in_threads
 
 if TYPE_CHECKING:
@@ -516,12 +516,12 @@ class ComputedRows:
 
     @contextmanager
     def _noting_gap(self, version: int) -> Iterator[None]:
-        """Note that a version was cleaned up if it cannot be read because of that."""
+        """Note that a version, or a data file of it, was cleaned up if it cannot be read because of that."""
         try:
             with engine_errors():
                 yield
-        except EngineError:
-            if version_exists(self.dataset, version):
+        except EngineError as error:
+            if version_exists(self.dataset, version) and not lacks_data_file(error):
                 raise
             self._note_gap()
 

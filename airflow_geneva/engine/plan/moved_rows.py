@@ -29,7 +29,7 @@ from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.model import ColumnSpec
 from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows
-from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors, lacks_data_file
 
 if TYPE_CHECKING:
     import lance
@@ -250,8 +250,9 @@ class _Search:
                         part = rows.same == same
                         for fragment in np.unique(rows.now[part] >> 32).tolist():
                             yield _Moved(fragment, one, rows.ids[part & (rows.now >> 32 == fragment)], same)
-        except EngineError:
-            if version_exists(self.newest, int(self.source.version)):
+        except EngineError as error:
+            # Of a file that others removed during a commit, no version tells the values.
+            if version_exists(self.newest, int(self.source.version)) and not lacks_data_file(error):
                 raise
             found = np.concatenate([*there, np.empty(0, np.uint64)])
             yield from self._not_comparable(one, ids[~np.isin(ids, found)])
