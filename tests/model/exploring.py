@@ -75,6 +75,7 @@ VIEW_SCOPES = {
 }
 LARGE_VIEW_SCOPES = {
     "old versions are removed": VIEW(changes=True, forgets=True),
+    "old versions are removed, and two jobs": VIEW(kills=False, two_jobs=True, changes=True, forgets=True),
     "two jobs": VIEW(two_jobs=True),
     "an orphan": VIEW(orphan=True),
     "others change rows of the view": VIEW(changes=True, rewrites=True),
@@ -110,6 +111,10 @@ VIEW_MUTANTS = {
         "it shows what it is known to show",
     ),
     "counts_what_came_since_it_looked": (VIEW(changes=True, rewrites=True), "it shows what it is known to show"),
+    "ignores_swaps_that_come_too_late": (
+        VIEW(kills=False, two_jobs=True, changes=True, forgets=True),
+        "it shows what it is known to show",
+    ),
     "watermark_after_the_swap": (VIEW(changes=True, forgets=True), "it shows what it is known to show"),
     "cleanup_keeps_intents": (VIEW(changes=True, cleans=True), "the snapshot of what it shows is there"),
 }

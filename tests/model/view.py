@@ -42,6 +42,7 @@ class Rules:
     keeps_intents_of_unknown_outcome: bool = True
     note_names_its_swap: bool = True
     counts_what_came_since_it_looked: bool = True
+    ignores_swaps_that_come_too_late: bool = True
     watermark_after_the_swap: bool = True
     cleanup_keeps_intents: bool = True
 
@@ -83,6 +84,7 @@ class Commit(NamedTuple):
     Args:
         kind: `swap`, `rows` of another writer, `compaction` or `metadata`.
         looked_at: how many versions there were when the swap was prepared.
+        late: snapshot and plan of a swap that Lance accepted under the number of this version, which was removed.
     """
 
     kind: str
@@ -90,6 +92,7 @@ class Commit(NamedTuple):
     plan: str = ""
     looked_at: int = 0
     content: int | None = None
+    late: tuple[Snapshot | None, str] | None = None
 
 
 class Shown(NamedTuple):
@@ -274,7 +277,8 @@ class View:
         version, content = state.source
         newest = self.newest(state)
         snapshot = self.shown(state)
-        used = {commit.plan for commit in state.history} | {plan.key for _, plan in state.plans if plan}
+        used = {name for commit in state.history for name in (commit.plan, commit.late[1] if commit.late else "")}
+        used |= {plan.key for _, plan in state.plans if plan}
         used |= {other.plan.key for other in state.processes if other.plan}
         key = next(key for n in range(9) if (key := f"{process.job}{n}") not in used)
         if snapshot is None:
@@ -289,6 +293,8 @@ class View:
         newest, action = self.newest(state), "look"
         if newest != plan.based_on and self.rules.looks_before_the_swap:
             readable = {commit.plan for commit in state.history[state.forgotten :]}
+            if not self.rules.ignores_swaps_that_come_too_late:
+                readable |= {commit.late[1] for commit in state.history if commit.late}
             done = plan.key in readable and self.rules.knows_its_own_swap
             if not done and (newest.snapshot is not None or not self.rules.keeps_intents_of_unknown_outcome):
                 own = frozenset({process.snapshot} - {None})
@@ -318,6 +324,12 @@ class View:
         plan = process.plan
         assert plan is not None
         since = state.history[process.looked :]
+        if plan.whole and process.looked < state.forgotten and since[0].late is None:
+            late = since[0]._replace(late=(process.snapshot, plan.key))
+            after = state._replace(history=(*state.history[: process.looked], late, *since[1:]))
+            at = "unsure" if self.rules.ignores_swaps_that_come_too_late else "swap.after"
+            yield "swap.after", after.with_process(process._replace(at=at))
+            return
         conflicts = any(commit.kind == "swap" or plan.whole for commit in since)
         if conflicts and self.rules.swaps_conflict:
             yield self.look(state, process)
@@ -345,6 +357,8 @@ class View:
         changed = 0
         for at in range(len(state.history) - 1, -1, -1):
             commit = state.history[at]
+            if at < state.forgotten and commit.late and not self.rules.ignores_swaps_that_come_too_late:
+                return Shown(commit.late[0], changed)
             if at < state.forgotten:
                 trusts = not self.rules.believes_metadata_without_other_intents_only
                 if state.mirrored is None or (state.intents - {state.mirrored} and not trusts):
@@ -406,6 +420,7 @@ class View:
 def referenced(state: State) -> Iterator[Snapshot | None]:
     """The snapshots that a swap, the note or a process names."""
     yield from (commit.snapshot for commit in state.history)
+    yield from (commit.late[0] for commit in state.history if commit.late)
     yield from state.note or ()
     yield state.mirrored
     yield from (process.snapshot for process in state.processes)
