@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time as time_of_day
 from datetime import date, datetime, time, timedelta, timezone
@@ -9,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -21,6 +23,7 @@ from airflow_geneva.engine.plan.freshness import FreshnessCount
 from airflow_geneva.engine.run import groups as groups_run
 from airflow_geneva.engine.views import group_keys
 from airflow_geneva.engine.views.group_tables import SETTLED, GroupsCommit, GroupTables
+from airflow_geneva.engine.views.grouping import groups_table
 from airflow_geneva.engine.views.hidden import hidden_tables
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.watcher import observe
@@ -344,6 +347,26 @@ def test_a_group_of_any_size_is_counted_and_read_in_batches(table: Table) -> Non
     assert {row["n"]: row["batches"] for row in view.to_arrow().to_pylist()} == {1: [3], 2: [2, 4]}
 
 
+def test_rows_are_ordered_by_words_of_a_dictionary_and_by_half_floats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, halves = ["b", "a", None, "b", "c", "a", "b"], [2.5, 0, 1, -1, None, 4, math.nan]
+    data = {
+        "word": pa.array(words).dictionary_encode(),
+        "half": pa.array(halves, pa.float16()),
+        "id": range(7),
+        "k": [1] * 7,
+    }
+    rows = connect(tmp_path / "db").create_table("rows", pa.table(data), max_rows_per_file=4)
+    for order, ids in ((["word desc", "half desc"], [4, 0, 3, 6, 5, 1, 2]), (["half"], [3, 1, 2, 0, 5, 6, 4])):
+        query = rows.query().group_by("k").agg({"ids": (udfs.in_batches, ["id"]), "first": "first(id)"}, order_by=order)
+        found = query.to_arrow().to_pylist()
+        with monkeypatch.context() as large:
+            for module in (group_calls, group_columns, group_rows):
+                large.setattr(module, "LARGE_GROUP", 5)
+            assert found == query.to_arrow().to_pylist() == [{"k": 1, "ids": ids, "first": ids[0]}]
+
+
 @pytest.mark.parametrize("order", [["at"], ["at desc", "x"], []])
 def test_an_iterator_sorts_the_rows_of_a_large_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: list[str]
@@ -627,13 +650,20 @@ def test_groups_whose_commit_does_not_say_what_it_follows_are_found_anew(
     follows: str | None, table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = view_of(table)
-    damaged = property(lambda commit: {**right.fget(commit), "geneva.groups.follows": follows})
+    view.refresh(runner="inline")
+    hidden = GroupTables.open(view.location)
     right: Any = GroupsCommit.properties
-    if follows is None:
-        damaged = property(lambda commit: {key: v for key, v in right.fget(commit).items() if "follows" not in key})
+    assert hidden.groups is not None
+    assert hidden.commit is not None
+    none = hidden.groups.schema.empty_table(), np.empty(0, np.int64)
+
+    def damaged(commit: GroupsCommit) -> dict[str, str]:
+        said = right.fget(commit) | {"geneva.groups.follows": follows}
+        return {key: value for key, value in said.items() if value is not None}
+
     with monkeypatch.context() as patch:
-        patch.setattr(GroupsCommit, "properties", damaged)
-        view.refresh(runner="inline")
+        patch.setattr(GroupsCommit, "properties", property(damaged))
+        group_table.replace_groups(groups_table(view.location), hidden.groups, {}, *none, hidden.commit)
     table.lance.update({"x": "8"}, where="id = 1")
     assert FreshnessCount.of_view(view.location).count().pending == len(ROWS)
     assert view.refresh(runner="inline").rows_run == 3

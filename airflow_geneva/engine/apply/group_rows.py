@@ -21,7 +21,7 @@ from airflow_geneva.engine.apply.reader import RowBatch
 from airflow_geneva.engine.apply.shuffled_rows import ShuffledRows
 from airflow_geneva.engine.apply.sorted_rows import sort_batches
 from airflow_geneva.engine.apply.source_rows import take_rows
-from airflow_geneva.engine.lance_io.arrays import rows_at, single_batch
+from airflow_geneva.engine.lance_io.arrays import rows_at, single_batch, sortable
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.engine.runtime import threading
@@ -322,7 +322,7 @@ def rows_in_order(
         return np.lexsort((ids,) if group is None else (ids, group))
     names = [str(at) for at in range(len(by))]
     of_group = {} if group is None else {"group": pa.array(group)}
-    rows = pa.table({**of_group, **dict(zip(names, by, strict=True)), "id": pa.array(ids)})
+    rows = pa.table({**of_group, **dict(zip(names, map(sortable, by), strict=True)), "id": pa.array(ids)})
     directed = zip(names, directions, strict=True)
     keys = [*((name, "ascending") for name in of_group), *directed, ("id", "ascending")]
     found: RowIdArray = pc.sort_indices(rows, sort_keys=keys).to_numpy().astype(np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_geneva.engine.lance_io.arrays import rows_at, single_batch
+from airflow_geneva.engine.lance_io.arrays import rows_at, single_batch, sortable
 from airflow_geneva.engine.views.rows import RowIdArray
 
 Order = Sequence[tuple[str, str]]
@@ -79,7 +79,7 @@ def _cut(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatc
 
 def order_of(rows: pa.RecordBatch, by: Order) -> RowIdArray:
     """Return the positions of rows in order; NULL comes last."""
-    columns = {name: _plain(rows.column(name)) for name, _ in by}
+    columns = {name: sortable(rows.column(name)) for name, _ in by}
     if len(by) == 1 and by[0][1] == "ascending":
         only = columns[by[0][0]]
         if pa.types.is_integer(only.type) and not only.null_count:
@@ -147,7 +147,7 @@ class _Runs:
 
     def _keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         names = [name for name, _ in self.by]
-        return pa.record_batch([_plain(rows.column(name)) for name in names], names=names)
+        return pa.record_batch([sortable(rows.column(name)) for name in names], names=names)
 
     def _block(self, number: int) -> pa.RecordBatch:
         start, size = self.blocks[number]
@@ -164,10 +164,6 @@ def packed(rows: pa.RecordBatch) -> bytes:
 
 def unpacked(data: bytes) -> pa.RecordBatch:
     return pa.ipc.open_stream(data).read_next_batch()
-
-
-def _plain(values: pa.Array) -> pa.Array:
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pt
 
 from airflow_geneva.engine.duplicates.clusters import Clusters, Comparison, HashedRows
 from airflow_geneva.engine.duplicates.compared import Texts, Vectors
 from airflow_geneva.engine.duplicates.signatures import HIGH, LOW, Signature
+from airflow_geneva.engine.lance_io.arrays import sortable
 from airflow_geneva.engine.views.deduplication import Deduplication
 from airflow_geneva.engine.views.definition import SOURCE_ROW_ID
 from airflow_geneva.engine.views.rows import RowIdArray
@@ -61,8 +61,7 @@ def kept_rows(clusters: Clusters, read: Read, deduplicate: Deduplication) -> Row
     ids = _numbers(values.column(SOURCE_ROW_ID))
     order = np.argsort(ids, kind="stable")
     found = values.column(KEEP).take(pa.array(order[np.searchsorted(ids[order], members)]))
-    found = found.cast(pa.float32()) if pt.is_float16(found.type) else found
-    table = pa.table({"cluster": first, "value": found, "id": members})
+    table = pa.table({"cluster": first, "value": sortable(found), "id": members})
     direction = "descending" if deduplicate.keeps_largest else "ascending"
     keys = [("cluster", "ascending"), ("value", direction), ("id", "ascending")]
     best = pc.sort_indices(table, sort_keys=keys).to_numpy()

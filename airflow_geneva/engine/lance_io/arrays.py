@@ -34,6 +34,13 @@ def is_binary(t: pa.DataType) -> bool:
     return bool(pt.is_binary(t) or pt.is_large_binary(t) or pt.is_binary_view(t) or pt.is_fixed_size_binary(t))
 
 
+def sortable(values: pa.Array) -> pa.Array:
+    """Return values in a layout that pyarrow sorts: dictionaries and half floats are converted."""
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    return values.cast(pa.float32()) if pt.is_float16(values.type) else values
+
+
 def is_list(t: pa.DataType) -> bool:
     """Whether a type is a list, large list or fixed-size list."""
     return bool(pt.is_list(t) or pt.is_large_list(t) or pt.is_fixed_size_list(t))

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_geneva.engine.lance_io.arrays import sortable
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.decorator import udf
@@ -110,7 +111,7 @@ def check_grouping(
     for text in order_by:
         name, _ = read_order(text)
         try:
-            pc.sort_indices(pa.table({"x": pa.array([], fields[name].type)}), [("x", "ascending")])
+            pc.sort_indices(pa.table({"x": sortable(pa.nulls(0, fields[name].type))}), [("x", "ascending")])
         except pa.ArrowException:
             raise InvalidInput(
                 f"order_by: rows cannot be ordered by column {name!r}, which is {fields[name].type}. Order by numbers, "
