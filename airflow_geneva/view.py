@@ -163,7 +163,8 @@ class View(Table):
         dataset = self.lance
         if definition.grouping is None:
             return api.FailedSourceRows(self.location, dataset, self._source(definition).lance)
-        return api.FailedSourceRows(self.location, dataset, api.groups_of(self.location) or dataset)
+        groups = api.groups_of(self.location)
+        return api.FailedSourceRows(self.location, dataset, dataset if groups is None else groups)
 
     def _refuse_for_groups(self, what: str) -> None:
         definition = self.view_definition

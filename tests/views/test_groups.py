@@ -186,6 +186,10 @@ def test_a_group_that_fails_is_named_by_its_key_and_runs_alone_with_errors_only(
     table.lance.update({"x": "1"}, where="id = 3")
     assert view.refresh(runner="inline").rows_failed == 0
     assert view.get_errors() == []
+    table.lance.delete("true")
+    view.refresh(runner="inline")
+    assert view.get_errors() == []
+    assert view.get_failed_row_addresses() == []
 
 
 def test_failed_groups_do_not_read_the_rows_of_a_source_that_was_created_again(table: Table, trace: Trace) -> None:
