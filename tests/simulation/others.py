@@ -29,6 +29,11 @@ def touch(opened: lance.LanceDataset, dice: random.Random) -> None:
     opened.update({"z": "z + 1"}, where=f"id % 3 = {dice.randrange(3)}")
 
 
+def nudge(opened: lance.LanceDataset, dice: random.Random) -> None:
+    """Move one row, whose input stays."""
+    opened.update({"z": "z + 1"}, where=f"id = {dice.randrange(ROWS)}")
+
+
 def rekey(opened: lance.LanceDataset, dice: random.Random) -> None:
     """Let two rows take each other's key."""
     one, other = dice.sample(range(ROWS), 2)
@@ -59,18 +64,19 @@ def vacuum(opened: lance.LanceDataset, dice: random.Random) -> None:
 
 
 def replace(opened: lance.LanceDataset, dice: random.Random) -> None:
-    """Replace the file of an input, as a job does that computes it: the rows stay where they are."""
-    fragment = dice.choice(opened.get_fragments())
-    column = pa.array([dice.randrange(10**6) for _ in range(fragment.physical_rows)], pa.int64())
-    (made,) = write_fragments(pa.table({"x": column}), opened, mode="append")
-    group = lance.LanceOperation.DataReplacementGroup(fragment.fragment_id, made.files[0])
-    replaced = lance.LanceOperation.DataReplacement([group])
-    lance.LanceDataset.commit(opened, lance.Transaction(opened.version, replaced))
+    """Replace the files of an input, as a job does that computes it: the rows stay where they are."""
+    fragments = opened.get_fragments()
+    groups = []
+    for fragment in dice.sample(fragments, dice.choice([1, len(fragments)])):
+        column = pa.array([dice.randrange(10**6) for _ in range(fragment.physical_rows)], pa.int64())
+        (made,) = write_fragments(pa.table({"x": column}), opened, mode="append")
+        groups.append(lance.LanceOperation.DataReplacementGroup(fragment.fragment_id, made.files[0]))
+    lance.LanceDataset.commit(opened, lance.Transaction(opened.version, lance.LanceOperation.DataReplacement(groups)))
 
 
 def say(opened: lance.LanceDataset, dice: random.Random) -> None:
-    """Write metadata."""
-    said = lance.LanceOperation.UpdateMap({"theirs": f"{dice.randrange(10**6)}"}, False)
+    """Write metadata, each time of another name."""
+    said = lance.LanceOperation.UpdateMap({f"theirs {dice.randrange(10**6)}": "said"}, False)
     operation = lance.LanceOperation.UpdateConfig(schema_metadata_updates=said)
     lance.LanceDataset.commit(opened, lance.Transaction(opened.version, operation))
 
@@ -92,7 +98,7 @@ def tidy(opened: lance.LanceDataset, dice: random.Random) -> None:
     opened.cleanup_old_versions(older_than=timedelta(0))
 
 
-_ALL = (append, update, touch, rekey, upsert, delete, compact, restore, vacuum, replace, say, column, copy, tidy)
+_ALL = (append, update, touch, nudge, rekey, upsert, delete, compact, restore, vacuum, replace, say, column, copy, tidy)
 DO: dict[str, Callable[[lance.LanceDataset, random.Random], None]] = {one.__name__: one for one in _ALL}
 """The changes by name."""
 

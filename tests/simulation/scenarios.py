@@ -68,9 +68,33 @@ def folds(dice: random.Random) -> Sequence[Job]:
     return [*runs, others(dice, 5, ("append", "update", "touch", "replace"))]
 
 
+def listed(dice: random.Random) -> Sequence[Job]:
+    """One run after another folds the ledgers that a job reads."""
+    return [backfill("A", dice), Job("B", (Stage("append_and_backfill"),) * 3)]
+
+
+def pruned(dice: random.Random) -> Sequence[Job]:
+    """Facts are written while a cleanup drops others."""
+    cleaner = Job("cleaner", (Stage("clean", {"tables": ("t",), "times": 2, "ttl": "1h"}),))
+    return [backfill("A", dice), cleaner, others(dice, 6, ("append", "append", "append", "update"))]
+
+
+def moved(dice: random.Random) -> Sequence[Job]:
+    """Rows move between the commits of two jobs, one of which may be given up."""
+    first, other = backfill("A", dice), replace(backfill("B", dice), retried=dice.random() < 0.4)
+    if dice.random() < 0.6:
+        plan, apply, commit, finish = in_airflow("t")
+        first = Job("A", (plan, apply, replace(commit, since=("B", "commit.after")), finish))
+        begins, *rest = other.stages
+        other = replace(other, stages=(replace(begins, since=("A", "plan.saved")), *rest))
+    return [first, other, others(dice, 5, ("nudge", "nudge", "nudge", "update", "update", "touch", "compact"))]
+
+
 def died(dice: random.Random) -> Sequence[Job]:
+    """The job that died goes on, or another one does what it left."""
     cleaner = Job("cleaner", (Stage("clean", {"tables": ("t",), "times": 2, "ttl": "1s"}),))
-    return [backfill("A", dice), cleaner]
+    late = Job("A", (Stage("find_plan"), Stage("apply"), Stage("commit"), Stage("finish")))
+    return [late if dice.random() < 0.6 else backfill("A", dice), cleaner]
 
 
 def tidied(dice: random.Random) -> Sequence[Job]:
@@ -150,16 +174,46 @@ _ALL = (
     Scenario("column", "make_column", column, "judge_column"),
     Scenario("coroutines", "make_slow", column, "judge_column"),
     Scenario("chain", "make_chain", chain, "judge_chain"),
-    Scenario("vacuumed", "make_column", vacuumed, "judge_column"),
-    Scenario("replaced", "make_column", replaced, "judge_column"),
+    Scenario("vacuumed", "make_column", vacuumed, "judge_column", traps=(("A", "commit t.lance"),)),
+    Scenario("replaced", "make_column", replaced, "judge_column", traps=(("A", "commit t.lance"),)),
     Scenario("folds", "make_column", folds, "judge_column", fold_after=3),
-    Scenario("died", "make_column", died, "judge_column", begins=("died",)),
-    Scenario("tidied", "make_view", tidied, "judge_view"),
+    Scenario(
+        "listed",
+        "make_column",
+        listed,
+        "judge_column",
+        begins=("filled",),
+        fold_after=2,
+        traps=(("A", "read t.lance/_checkpoints/state/"),),
+    ),
+    Scenario("pruned", "make_column", pruned, "judge_column", traps=(("cleaner", "state/field-"),)),
+    Scenario(
+        "moved",
+        "make_column",
+        moved,
+        "judge_column",
+        traps=(("A", "commit t.lance"), ("A", "/ledger."), ("B", "commit.after")),
+    ),
+    Scenario(
+        "died",
+        "make_column",
+        died,
+        "judge_column",
+        begins=("died",),
+        traps=(("cleaner", "jobs"), ("cleaner", "delete ")),
+    ),
+    Scenario(
+        "tidied",
+        "make_view",
+        tidied,
+        "judge_view",
+        traps=(("A", "commit v.lance"), ("A", "swap.after"), ("A", "mirror")),
+    ),
     Scenario("copied", "make_view", copied, "judge_view"),
     Scenario("view", "make_view", view, "judge_view"),
     Scenario("groups", "make_groups", groups, "judge_groups"),
     Scenario("duplicates", "make_duplicates", whole_view, "judge_duplicates"),
-    Scenario("promotion", "make_candidate", promotion, "judge_promotion"),
+    Scenario("promotion", "make_candidate", promotion, "judge_promotion", traps=(("promote", "commit t.lance"),)),
     Scenario("load", "make_column", load, "judge_load"),
     Scenario("limit", "make_limited", limited, "judge_limited"),
 )

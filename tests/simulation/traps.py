@@ -56,28 +56,48 @@ class Trap:
         return self.times <= 0
 
 
-def draw(seed: int, jobs: Sequence[Job], commit_fails: Sequence[str]) -> list[Trap]:
-    """Return the traps of a seed; every fourth one has none."""
+def draw(
+    seed: int, jobs: Sequence[Job], commit_fails: Sequence[str], places: Sequence[tuple[str, str]] = ()
+) -> list[Trap]:
+    """Return the traps of a seed; every fourth one has none.
+
+    Args:
+        places: where most traps are: names of jobs, each with a step.
+    """
     dice = random.Random(f"traps {seed}")
     actors = [job for job in jobs if job.faulty]
     if not actors or dice.random() < 0.25:
         return []
-    return [_one(dice, dice.choice(actors), jobs, commit_fails) for _ in range(dice.choice([1, 1, 2]))]
+    steps = {job.name: [step for name, step in places if name == job.name] for job in actors}
+    actors = [job for job in actors if steps[job.name]] or actors
+    number = dice.choice([1, 1, 2])
+    return [_one(dice, one := dice.choice(actors), jobs, commit_fails, steps[one.name]) for _ in range(number)]
 
 
-def _one(dice: random.Random, actor: Job, jobs: Sequence[Job], commit_fails: Sequence[str], after: bool = True) -> Trap:
+def _one(
+    dice: random.Random,
+    actor: Job,
+    jobs: Sequence[Job],
+    commit_fails: Sequence[str],
+    steps: Sequence[str],
+    after: bool = True,
+) -> Trap:
     cleans = actor.stages[0].call == "clean"
     step = dice.choice(_steps_of(actor) if cleans or dice.random() < 0.8 else _ALWAYS)
+    step = dice.choice(steps) if steps and dice.random() < 0.8 else step
     others = [job.name for job in jobs if job is not actor]
     # What others do to the tables matters more often than what a second job does.
-    others += [name for name in others if name == "others"] * 2
+    chosen = step in steps
+    others += [name for name in others if name == "others"] * (1 if chosen else 2)
     other = dice.choice(others) if others and dice.random() < 0.9 else ""
     commits = step.startswith("commit ") and after
-    then = dice.choice(["go"] * 6 + ["stop", *commit_fails] if commits else ["go", "kill", "kill", "stop"])
-    times = dice.choice([1, 2, 5, 8, 13, 21] if cleans else [1, 1, 1, 2, 3])
-    trap = Trap(actor.name, step, times, other, dice.choice([1, 1, 2, 4, 1_000]), then, dice.random() < 0.9)
-    if commits and dice.random() < 0.5:
-        trap.after = _one(dice, actor, jobs, commit_fails, after=False)
+    ends = ["go"] * 6 + ["stop", *commit_fails] if commits else ["go", "kill", "kill", "stop"]
+    then = dice.choice(ends if commits or not chosen else ["go", *ends])
+    times = dice.choice([1, 2, 5, 8, 13, 21] if cleans and not chosen else [1, 1, 1, 2, 3])
+    points = dice.choice([1, 2, 4, 1_000] if chosen else [1, 1, 2, 4, 1_000])
+    trap = Trap(actor.name, step, times, other, points, then, dice.random() < 0.9)
+    if (commits or (after and steps)) and dice.random() < 0.5:
+        trap.after = _one(dice, actor, jobs, commit_fails, steps, after=False)
         trap.after.step, trap.after.times = "", 1
     return trap
 

@@ -47,16 +47,18 @@ class Stage:
 
     Args:
         release: the release of the package that runs it; "": in a world of two, the seed decides each time.
+        since: it waits until the job of this name has come to this fault point, or is no longer there.
     """
 
     call: str
     given: Any = None
     release: str = ""
+    since: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
 class Job:
-    """Stages of one name, one after the other. One that is killed or fails is started again."""
+    """Stages of one name, one after the other. One that is killed or fails is started again, if it is retried."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -77,6 +79,8 @@ class Scenario:
     """What it begins with: without values, with those of a run, or what a job left that died two days ago."""
     fold_after: int = 16
     """How many ledgers of a column are folded into one."""
+    traps: tuple[tuple[str, str], ...] = ()
+    """Where most traps are: names of jobs, each with a step; otherwise at commits, swaps and cleanups."""
 
     @property
     def scheme(self) -> str:
@@ -219,6 +223,8 @@ class World:
         self.pairs: set[tuple[str, str]] = set()
         self.canonical = store.Canonical()
         self.last: dict[str, str] = {}
+        # The fault points that each job has come to.
+        self.reached: set[tuple[str, str]] = set()
         self.traps: list[Trap] = []
         # The one that an actor stands in, and the move at which it does.
         self.sprung: tuple[Trap, Move] | None = None
@@ -230,7 +236,8 @@ class World:
         try:
             jobs = self.scenario.jobs(random.Random(f"jobs {self.seed}"))
             if self.dice.traps:
-                self.traps = traps.draw(self.seed, jobs, COMMIT_FAILS if self.scenario.far else DISK_FAILS)
+                fails = COMMIT_FAILS if self.scenario.far else DISK_FAILS
+                self.traps = traps.draw(self.seed, jobs, fails, self.scenario.traps)
             for job in jobs:
                 self.start(job, 0, job.stages[0].given, 0)
             self.present = max(len(self.processes), 1)
@@ -383,6 +390,9 @@ class World:
         dice = self.dice
         held = {trap.other for trap in self.traps if trap.held}
         held -= {trap.actor for trap in self.traps}
+        held |= {
+            process.job.name for process in self.processes.values() if self.waits(process.job.stages[process.stage])
+        }
         going = [process for process in self.processes.values() if not process.stopped and process.job.name not in held]
         for process in self.processes.values():
             if process.stopped:
@@ -415,6 +425,9 @@ class World:
             elif dice.jumps and dice.random.random() < dice.jumps:
                 kind = f"clock {dice.random.choice(JUMPS)}"
         return Move(kind, process.name, thread, point)
+
+    def waits(self, stage: Stage) -> bool:
+        return stage.since not in self.reached and any(p.job.name == stage.since[0] for p in self.processes.values())
 
     def replay(self) -> Move:
         """Return the next decided move that is possible; when none is left, all go on in turn, without faults."""
@@ -460,16 +473,20 @@ class World:
         if " " not in point:
             self.pairs |= {(before, point) for other, before in self.last.items() if other != move.actor}
             self.last[move.actor] = point
+            self.reached.add((process.job.name, point))
         self.say(f"{move.actor} {move.thread} {point}" + ("" if move.kind == "go" else f" -> {move.kind}"))
+        self.tries["disk fails"] += move.kind in DISK_FAILS
         if move.kind == "kill":
             self.end(process, kill=True)
-            if not process.orphan:
+            if process.job.retried and not process.orphan:
                 self.start(process.job, process.stage, process.given, process.tries + 1)
         elif move.kind == "stop":
             # What runs it believes it dead, and starts it again; it goes on when the others have gone on for a while.
-            self.tries["stopped"] += 1
-            process.orphan, process.stopped = True, self.dice.random.choice([5, 30, 100])
-            self.start(process.job, process.stage, process.given, process.tries + 1)
+            process.stopped = self.dice.random.choice([5, 30, 100])
+            if process.job.retried:
+                self.tries["stopped"] += 1
+                process.orphan = True
+                self.start(process.job, process.stage, process.given, process.tries + 1)
         elif move.kind.startswith("later "):
             self.now += float(move.kind.removeprefix("later "))
             self.grant(process, move.thread, "go")
