@@ -6,8 +6,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from numpy.typing import NDArray
 
 from airflow_geneva import connect, udaf, udf
 from airflow_geneva.engine.apply import group_folds
@@ -266,6 +268,16 @@ def test_a_method_that_removes_gets_rows_in_the_form_in_which_they_were_added() 
 
     with pytest.raises(InvalidInput, match="in the same form"):
         udaf(data_type=pa.int64(), state=pa.int64())(Total)
+
+
+def test_rows_are_added_as_numpy_arrays_if_the_annotations_say_so(table: Table) -> None:
+    class OfArrays(_Total):
+        def add(self, state: int, x: NDArray[np.int64], y: np.ndarray | None) -> int:  # type: ignore[override,type-arg]
+            return state + int((x * y).sum())  # type: ignore[operator]
+
+    total = udaf(data_type=pa.int64(), state=pa.int64(), version="1")(OfArrays)
+    found = table.query().group_by("k").agg({"total": (total, ["id", "x"])}).to_arrow().to_pylist()
+    assert {row["k"]: row["total"] for row in found} == {k: sum(n * n for n in range(k, 12, 3)) for k in range(3)}
 
 
 def test_the_annotations_of_added_rows_are_checked(table: Table) -> None:

@@ -31,7 +31,6 @@ from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.engine.udf.fold import FoldedCall
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
-from airflow_geneva.engine.udf.signature import union_members
 from airflow_geneva.errors import GenevaError, InvalidInput, UdfError
 
 if TYPE_CHECKING:
@@ -266,9 +265,8 @@ class Mapper:
         return values
 
     def _row_values(self, column: pa.Array, position: int) -> tuple[Sequence[Any], Mapping[int, NotInPython]]:
-        annotation = self.udf.signature.annotation_at(position)
-        wants_numpy = any(getattr(m, "__origin__", m) is np.ndarray for m in union_members(annotation))
-        return numpy_items(column) if wants_numpy and is_list(column.type) else python_values(column)
+        as_numpy = self.udf.signature.takes_numpy(position) and is_list(column.type)
+        return numpy_items(column) if as_numpy else python_values(column)
 
     def _input_error(self, column: str, row: int, why: NotInPython) -> UdfError:
         return UdfError(

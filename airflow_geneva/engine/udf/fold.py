@@ -14,7 +14,7 @@ import pyarrow.types as pt
 from airflow_geneva.engine.counts import Folds, Usage
 from airflow_geneva.engine.display import readable_bytes
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
-from airflow_geneva.engine.lance_io.to_python import python_values
+from airflow_geneva.engine.lance_io.to_python import NotInPython, numpy_items, python_values
 from airflow_geneva.engine.limits.rate_limit import count
 from airflow_geneva.engine.udf.signature import Signature
 from airflow_geneva.errors import InvalidInput
@@ -78,7 +78,9 @@ class FoldedCall:
 
     def python(self, values: pa.Array) -> Sequence[Any]:
         """Return values of columns, or states, as Python values."""
-        found, unreadable = python_values(values)
+        return self._readable(*python_values(values))
+
+    def _readable(self, found: Sequence[Any], unreadable: Mapping[int, NotInPython]) -> Sequence[Any]:
         if unreadable:
             why = next(iter(unreadable.values()))
             raise InvalidInput(
@@ -93,7 +95,13 @@ class FoldedCall:
             return [batch]
         if self.fold.rows.form == "array":
             return list(batch.columns)
-        return [list(self.python(column)) for column in batch.columns]
+        return [self._column(column, position) for position, column in enumerate(batch.columns)]
+
+    def _column(self, column: pa.Array, position: int) -> Any:
+        if not self.fold.rows.takes_numpy(position):
+            return list(self.python(column))
+        whole = pa.LargeListArray.from_arrays(pa.array([0, len(column)], pa.int64()), column)
+        return self._readable(*numpy_items(whole))[0]
 
     def __call__(
         self,

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.code_hash.values import cells_of
@@ -69,6 +70,11 @@ class Signature:
         """Return the annotation of the parameter that gets the input column at this position, or `UNKNOWN`."""
         name = self.parameters[position] if position < len(self.parameters) else "*"
         return self.annotations.get(name, UNKNOWN)
+
+    def takes_numpy(self, position: int) -> bool:
+        """Whether the parameter that gets the input column at this position takes a NumPy array for a list."""
+        members = union_members(self.annotation_at(position))
+        return any(getattr(member, "__origin__", member) is np.ndarray for member in members)
 
 
 def read_signature(func: Any, name: str) -> Signature:
