@@ -79,6 +79,12 @@ def pruned(dice: random.Random) -> Sequence[Job]:
     return [backfill("A", dice), cleaner, others(dice, 6, ("append", "append", "append", "update"))]
 
 
+def crossed(dice: random.Random) -> Sequence[Job]:
+    """Two jobs commit at once, and rows move between their commits."""
+    more = [backfill("B", dice)] if dice.random() < 0.6 else []
+    return [backfill("A", dice), *more, others(dice, 5, ("nudge", "nudge", "nudge", "touch", "append"))]
+
+
 def moved(dice: random.Random) -> Sequence[Job]:
     """Rows move between the commits of two jobs, one of which may be given up."""
     first, other = backfill("A", dice), replace(backfill("B", dice), retried=dice.random() < 0.4)
@@ -187,6 +193,7 @@ _ALL = (
         traps=(("A", "read t.lance/_checkpoints/state/"),),
     ),
     Scenario("pruned", "make_column", pruned, "judge_column", traps=(("cleaner", "state/field-"),)),
+    Scenario("crossed", "make_column", crossed, "judge_column", traps=(("A", "commit t.lance"), ("A", "/ledger."))),
     Scenario(
         "moved",
         "make_column",
