@@ -1,6 +1,6 @@
 """Case duplicates: views without duplicates, beside the same query over all rows again, DuckDB and plain Spark.
 
-DuckDB and Spark keep the first of equal texts. For similar ones, `MinHashLSH` of Spark finds the pairs of a tenth of
+DuckDB and Spark keep the first of equal texts. For similar ones, `MinHashLSH` of Spark finds the pairs of a part of
 the rows, and does not connect them to clusters. Spark reads Parquet files, which are written before and not measured.
 """
 
@@ -29,7 +29,7 @@ SIDES: dict[str, Callable[[Query], Query]] = {
 }
 SHARE_WITH_VECTORS, NUMBERS = 10, 256
 """Of so many rows, one is compared by its vector, of so many numbers."""
-SHARE_FOR_LSH = 10
+SHARE_FOR_LSH = 100
 _SHINGLE, _HASH_TABLES = 7, 4
 
 _FRAGMENTS, _SEED, _WORDS, _OF_A_TEXT, _COPIES = 16, 7, 20_000, 20, 0.1
