@@ -130,16 +130,8 @@ def swap_rows(
         transaction = partial(_swap_of_rows, dataset, spec, plan, key, removed, updated + anchor, files, data, whole)
         begun, loose = set[str](), list[int]()
         first = partial(_announce, location, key, None if saved else content, begun, loose)
-        try:
-            swapped = spec.written.commit_transaction(
-                location.options, transaction, before="swap.before", after="swap.after", first=first, at_once=whole
-            )
-        except OSError as error:
-            if not is_undecided(error):
-                raise
-            saved = True
-            continue
-        if whole and (now := location.open()).version > swapped.version and version_of_plan(now, plan) is None:
+        swapped = _commit(location, spec, plan, transaction, first, whole)
+        if swapped is None:
             saved = True
             continue
         # Two swaps conflict: a swap that began earlier was committed earlier or can no longer be committed.
@@ -148,6 +140,40 @@ def swap_rows(
             return result
         return replace(result, view=swapped, newest=Swap(spec.job_id, spec.version, key, plan, placeholders=False))
     raise AssertionError("commit_tries raises after its last try")
+
+
+def _commit(
+    location: TableLocation,
+    spec: RefreshSpec,
+    plan: str,
+    transaction: Callable[[], lance.Transaction],
+    first: Callable[[], object],
+    whole: bool,
+) -> lance.LanceDataset | None:
+    """Commit a swap; return None if the caller has to look whether it landed, or if it came too late."""
+    newer = list[Any]()
+
+    def look(committed: lance.LanceDataset) -> None:
+        newest = location.open() if whole else committed
+        newer.extend([newest] if newest.version > committed.version else [])
+
+    try:
+        swapped = spec.written.commit_transaction(
+            location.options,
+            transaction,
+            before="swap.before",
+            after="swap.after",
+            first=first,
+            then=look,
+            at_once=whole,
+        )
+    except OSError as error:
+        if not is_undecided(error):
+            raise
+        return None
+    if newer and version_of_plan(newer[0], plan) is None:
+        return None
+    return swapped
 
 
 def promoted_meanwhile(dataset: lance.LanceDataset, spec: RefreshSpec) -> str:
