@@ -57,7 +57,7 @@ class Search:
         codes = np.array([-1 if text is None else hash_of(text) for text in texts], np.int64)
         has_value = np.array([text is not None for text in texts], np.bool_)
 
-        bands = [lambda at=at: np.array([text[at] if text else 0 for text in texts], np.int64) for at in range(BANDS)]
+        bands = [np.array([text[at] if text else 0 for text in texts], np.int64) for at in range(BANDS)]
         return Clusters.find(HashedRows(ids, codes, codes + 1, has_value), bands, known, Comparing(self, ids, rows))
 
 

@@ -7,7 +7,7 @@ compared, and, because a cluster may fall apart, those within the clusters that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, TypeAlias
@@ -21,8 +21,8 @@ from airflow_geneva.engine.duplicates.texts import spread
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
-Hashes: TypeAlias = Callable[[], npt.NDArray[np.int64]]
-"""Reads the hashes of a band, one for each row."""
+Hashes: TypeAlias = npt.NDArray[np.int64]
+"""The hashes of a band, one for each row."""
 
 
 class Members(Protocol):
@@ -96,18 +96,18 @@ class Clusters:
         return Clusters(nothing, nothing, nothing)
 
     @staticmethod
-    def find(rows: HashedRows, bands: Sequence[Hashes], known: Clusters, comparison: Comparison) -> Clusters:
+    def find(rows: HashedRows, bands: Iterable[Hashes], known: Clusters, comparison: Comparison) -> Clusters:
         """Find the clusters of rows.
 
         Args:
-            bands: read the hashes of a band, one for each row.
+            bands: the hashes of each band, one for each row; not asked for if no row is new or lost.
             known: the clusters of these and other rows, as they were before.
         """
         search = _Search.begin(rows, known, comparison)
         if search.open.any():
             search.join_equal()
             for hashes in bands:
-                search.join_similar(hashes())
+                search.join_similar(hashes)
         return search.clusters()
 
     @cached_property
@@ -180,7 +180,11 @@ class _Search:
         state = np.full(len(rows), _NEW, np.int8)
         forest = Forest(len(rows))
         if len(known.ids):
-            at = np.minimum(np.searchsorted(known.ids, rows.ids), len(known.ids) - 1)
+            if np.array_equal(known.ids, rows.ids[: len(known.ids)]):  # as after an append: no search
+                at = np.arange(len(rows))
+            else:
+                at = np.searchsorted(known.ids, rows.ids)
+            at = np.minimum(at, len(known.ids) - 1)
             same = (known.ids[at] == rows.ids) & (known.high[at] == rows.high)
             here = np.zeros(len(known.ids), np.bool_)
             here[at[same]] = True

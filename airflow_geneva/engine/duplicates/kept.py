@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from airflow_geneva.engine.duplicates.clusters import Clusters, Comparison, Hash
 from airflow_geneva.engine.duplicates.compared import Texts, Vectors
 from airflow_geneva.engine.duplicates.signatures import HIGH, LOW, Signature
 from airflow_geneva.engine.lance_io.arrays import sortable
+from airflow_geneva.engine.runtime import Future, ThreadPoolExecutor
 from airflow_geneva.engine.views.deduplication import Deduplication
 from airflow_geneva.engine.views.definition import SOURCE_ROW_ID
 from airflow_geneva.engine.views.rows import RowIdArray
@@ -42,12 +42,11 @@ def find_clusters(read: Read, source: lance.LanceDataset, deduplicate: Deduplica
     rows = HashedRows(ids, high, low, has_value)
     del columns
     signature = Signature.of(deduplicate)
-    bands = [partial(_band, read, name) for name in signature.band_names]
     comparison: Comparison = Texts.of(source, deduplicate, ids)
     if deduplicate.method == "cosine":
         words = [_band(read, name) for name in signature.word_names]
         comparison = Vectors.of(source, deduplicate, ids, np.stack(words, axis=1).view(np.uint64))
-    return Clusters.find(rows, bands, known, comparison)
+    return Clusters.find(rows, _bands(read, signature.band_names), known, comparison)
 
 
 def kept_rows(clusters: Clusters, read: Read, deduplicate: Deduplication) -> RowIdArray:
@@ -91,6 +90,18 @@ def hash_rows(source: lance.LanceDataset, where: str | None, deduplicate: Dedupl
 def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     found: npt.NDArray[np.int64] = (column.fill_null(0) if column.null_count else column).to_numpy()
     return found
+
+
+def _bands(read: Read, names: Sequence[str]) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the hashes of each band; those of the next one are read meanwhile."""
+    with ThreadPoolExecutor(1) as reader:
+        coming: list[Future[npt.NDArray[np.int64]]] = []
+        for name in names:
+            coming.append(reader.submit(_band, read, name))
+            if len(coming) > 1:
+                yield coming.pop(0).result()
+        for last in coming:
+            yield last.result()
 
 
 def _band(read: Read, name: str) -> npt.NDArray[np.int64]:
