@@ -720,9 +720,10 @@ def test_inputs_replaced_in_place_during_the_commit_are_seen(
     assert_right(table, "y", tripled, inputs=("a",))
 
 
+@pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_job_that_dies_after_it_committed_values_of_replaced_inputs_stops_no_later_run(
-    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, compacted: bool
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, compacted: bool, earlier: bool
 ) -> None:
     """It was killed before it could record that the values are its own."""
     first, second = (udf(data_type=pa.int64(), version=v, name="in")(lambda x, v=v: x * int(v)) for v in ("1", "2"))
@@ -730,6 +731,8 @@ def test_a_job_that_dies_after_it_committed_values_of_replaced_inputs_stops_no_l
     table.add_columns({"a": first})
     table.backfill("a", udf=first, runner="inline")
     table.add_columns({"y": (triple, ["a"])})
+    if earlier:  # so facts were complete at a version at which the rows had no value
+        table.backfill("y", where="id >= 90", runner="inline")
     job = Stations.begin(table)
     job.apply()
 
