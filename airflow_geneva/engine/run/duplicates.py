@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.run.hidden import HiddenView
 from airflow_geneva.engine.run.view import plan
+from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, source_columns, visible_columns
 from airflow_geneva.engine.views.hidden import clusters_store, hashes_table, write_touched
@@ -57,13 +58,21 @@ def plan_deduplicated(
         near = bool(Signature.of(deduplicate).bands)
         known = _known(store) if near else Clusters.none()
         found = find_clusters(read, dataset, deduplicate, known)
-        if near and not found.equals(known):
-            told = f"{_TOUCHED}{found.told(known)}"
-            write_touched(store, told)
-            store[_CLUSTERS] = found.to_batch()
-            fault_point("duplicates.clustered")
-            notes.append(f"{told}.")
-        return Ranges.from_offsets(kept_rows(found, read, deduplicate))
+
+        def save() -> None:
+            if near and not found.equals(known):
+                told = f"{_TOUCHED}{found.told(known)}"
+                write_touched(store, told)
+                store[_CLUSTERS] = found.to_batch()
+                fault_point("duplicates.clustered")
+                notes.append(f"{told}.")
+
+        def keep() -> Ranges:
+            return Ranges.from_offsets(kept_rows(found, read, deduplicate))
+
+        steps: list[Callable[[], Any]] = [save, keep]
+        rows: Ranges = in_threads(lambda step: step(), steps)[1]
+        return rows
 
     found = plan(view, definition, source, request, newest, kept)
     return replace(found, notes=(*found.notes, *notes))
