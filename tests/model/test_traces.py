@@ -20,7 +20,7 @@ def trace(*arguments: str) -> str:
     command = [sys.executable, "-m", "tests.model.traces", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3_000)
     assert done.returncode in (0, 1), done.stderr[-3_000:]
-    return done.stdout
+    return done.stdout or done.stderr[-3_000:]
 
 
 def explored(of: str) -> Iterator[Graph[Any]]:

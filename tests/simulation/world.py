@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -541,8 +542,7 @@ def child(pipe: Connection, call: str, folder: str, given: Any, seed: str, now: 
 def scratch() -> Iterator[Path]:
     """A folder in memory."""
     base = Path("/dev/shm") if os.path.isdir("/dev/shm") else Path(os.environ.get("TMPDIR", "/tmp"))
-    folder = base / f"simulation-{os.getpid()}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=base))
     try:
         yield folder
     finally:
