@@ -23,7 +23,7 @@ from airflow_geneva.engine.plan.freshness import FreshnessCount
 from airflow_geneva.engine.run import groups as groups_run
 from airflow_geneva.engine.views import group_keys
 from airflow_geneva.engine.views.group_tables import SETTLED, GroupsCommit, GroupTables
-from airflow_geneva.engine.views.grouping import groups_table
+from airflow_geneva.engine.views.grouping import groups_table, rows_table
 from airflow_geneva.engine.views.hidden import hidden_tables
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.watcher import observe
@@ -636,6 +636,22 @@ def test_refreshes_that_find_groups_at_the_same_time_do_not_make_one_twice(
     expected |= ({(7.0, ""): "1: 9=1"} if newer else {}) | ({} if first else {(6.0, ""): "1: 8=1"})
     assert told(view) == expected
     assert view.to_arrow().num_rows == len(expected)
+
+
+def test_a_first_refresh_goes_on_if_another_drops_the_hidden_table_that_it_has_just_created(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, points = view_of(table), list[str]()
+
+    def drop(point: str) -> None:
+        if point == "groups.create" and point not in points:
+            shutil.rmtree(rows_table(view.location).uri)
+        points.append(point)
+
+    monkeypatch.setattr(groups_run, "fault_point", drop)
+    view.refresh(runner="inline")
+    assert points.count("groups.create") == 2
+    assert told(view) == {(1.0, "a"): "1: 0=5 1=7", (None, "b"): "1: 2=None 4=1", (0.5, None): "1: 3=2"}
 
 
 def test_keys_with_one_hash_are_different_groups(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

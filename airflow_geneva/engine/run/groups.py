@@ -198,10 +198,9 @@ class GroupsRefresh:
         """Bring the hidden tables to a version of the source."""
         rows, groups = rows_table(self.view), groups_table(self.view)
         for _ in commit_tries(f"the groups of view {self.view.name!r}", "bring them to a version of the source"):
-            hidden = GroupTables.open(self.view)
-            if hidden.state == NEW:
-                self._create(at)
-                hidden = GroupTables.open(self.view)
+            hidden = self._open_or_create(at)
+            if hidden.shown is None:  # another refresh has dropped it, to find the groups anew
+                continue
             state = self._state(hidden)
             if state == BEGUN:
                 assert hidden.commit is not None
@@ -209,7 +208,6 @@ class GroupsRefresh:
                 if then is not None:
                     _refresh_rows(rows, self._plan_rows(hidden, then))
                     continue
-            assert hidden.shown is not None
             based_on = hidden.shown.newest.identity
             if state != SETTLED and based_on:
                 why = _LOST if state == hidden.state else _UNREAD
@@ -263,6 +261,13 @@ class GroupsRefresh:
 
     def _state(self, hidden: GroupTables) -> str:
         return hidden.state_for(self.definition, self.shown.snapshot)
+
+    def _open_or_create(self, at: lance.LanceDataset) -> GroupTables:
+        hidden = GroupTables.open(self.view)
+        if hidden.state != NEW:
+            return hidden
+        self._create(at)
+        return GroupTables.open(self.view)
 
     def _create(self, at: lance.LanceDataset) -> None:
         rows, groups = rows_table(self.view), groups_table(self.view)
