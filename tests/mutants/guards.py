@@ -847,6 +847,12 @@ GUARDS = [
         (PROMOTED + "test_metadata_of_others_that_lance_would_lose_is_written_again",),
     ),
     Guard(
+        "Metadata that another writer changes while a column is promoted would be lost if the promotion dies then.",
+        "verified = self._verified_at(dataset) if plan is None else plan.version",
+        "verified = int(dataset.version) if plan is None else plan.version",
+        (PROMOTED + "test_a_promotion_that_is_tried_again_writes_metadata_that_the_one_before_it_replaced",),
+    ),
+    Guard(
         "A promotion that is tried again after a kill would fail, or be made twice.",
         "if promoted is None or self.column in names or self.keep_as not in names:",
         "if True:",

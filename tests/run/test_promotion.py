@@ -10,6 +10,7 @@ import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.job.meter import Stopwatch
+from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.engine.lance_io.table_versions import read_transaction
 from airflow_geneva.engine.plan.request import BackfillRequest
 from airflow_geneva.engine.run import promotion
@@ -312,6 +313,35 @@ def test_metadata_of_others_that_lance_would_lose_is_written_again(
     assert table.count_rows() == 99
 
 
+def test_a_promotion_that_is_tried_again_writes_metadata_that_the_one_before_it_replaced(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        pass
+
+    def meanwhile() -> None:
+        table.lance.update_schema_metadata({"owner": "search", "kept": "1"})
+        table.lance.update_field_metadata({"embedding_v2": {"note": "better"}})
+
+    def die(point: str) -> None:
+        if point == "promote.after":
+            raise Died
+
+    with monkeypatch.context() as patched:
+        run_before_first_commit(patched, meanwhile)
+        patched.setattr(table_versions, "fault_point", die)
+        with pytest.raises(Died):
+            promote(table)
+    assert b"owner" not in (table.schema.metadata or {})
+    table.lance.update_schema_metadata({"kept": "2"})
+    assert promote(table).already
+    assert {table.schema.metadata[name] for name in (b"owner", b"kept")} == {b"search", b"2"}
+    assert table.schema.field("embedding").metadata[b"note"] == b"better"
+    version = table.version
+    assert promote(table).already
+    assert table.version == version
+
+
 def test_columns_that_read_it_go_on_with_the_name_and_are_due(table: Table) -> None:
     table.add_columns({"first": first, "twice": twice})
     table.backfill(["first", "twice"], runner="inline")
@@ -512,4 +542,7 @@ def test_the_commit_says_what_it_is(table: Table) -> None:
     done = promote(table)
     found = read_transaction(table.lance, done.version)
     assert found is not None
-    assert found.transaction_properties == {promotion.PROMOTION_PROPERTY: "embedding_v2, embedding, embedding_v1"}
+    assert found.transaction_properties == {
+        promotion.PROMOTION_PROPERTY: "embedding_v2, embedding, embedding_v1",
+        "geneva.promotion.verified_at": str(done.version - 1),
+    }

@@ -39,7 +39,7 @@ _FOUND_BY = {
     "landed-swap-forgotten": 231,
     "lease-without-fencing": 14,
     "lost-files-not-looked-for": 16,
-    "metadata-of-others-lost": 126,
+    "metadata-of-others-lost": 8,
     "no-intent": 1,
     "no-look-after-the-commit": 17,
     "no-snapshot-before-the-swap": 0,

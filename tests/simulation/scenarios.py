@@ -147,7 +147,7 @@ def whole_view(dice: random.Random) -> Sequence[Job]:
 
 
 def promotion(dice: random.Random) -> Sequence[Job]:
-    promote = Job("promote", (Stage("promote"),), retried=False)
+    promote = Job("promote", (Stage("promote"),))
     more = [Job("B", (Stage("backfill", "m"),), retried=False)] if dice.random() < 0.6 else []
     return [backfill("A", dice), *more, promote, others(dice, 4, (*CHANGES, "say", "say", "say")), *cleaner(dice, "t")]
 

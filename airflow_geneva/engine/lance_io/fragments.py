@@ -187,6 +187,11 @@ def field_ids_present(dataset: lance.LanceDataset) -> set[int]:
     return {field.id() for field in _with_nested(dataset.lance_schema.fields())}
 
 
+def metadata_by_id(dataset: lance.LanceDataset) -> dict[int, Mapping[str, str]]:
+    """Return the metadata of all fields, by their field ids."""
+    return {field.id(): field.metadata for field in _with_nested(dataset.lance_schema.fields())}
+
+
 def _fields_of(dataset: lance.LanceDataset, column: str) -> list[Any]:
     wanted = dataset.lance_schema.field(column)
     if wanted is None:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS
 from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.job.status import job_ids, read_jobs
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
-from airflow_geneva.engine.lance_io.fragments import ids_by_name
-from airflow_geneva.engine.lance_io.history import read_commit
+from airflow_geneva.engine.lance_io.fragments import ids_by_name, metadata_by_id
+from airflow_geneva.engine.lance_io.history import commits_newest_first, read_commit
 from airflow_geneva.engine.lance_io.indexes import Index
 from airflow_geneva.engine.lance_io.reading import check_columns
 from airflow_geneva.engine.lance_io.schemas import changed_schema
@@ -56,6 +56,10 @@ _MOST_JOBS = 1_000
 """The number of newest jobs that are searched for running ones."""
 PROMOTION_PROPERTY = "geneva.promotion"
 """Transaction property of a promotion: the promoted column, its new name, and the new name of the live column."""
+_VERIFIED_AT = "geneva.promotion.verified_at"
+"""The version that was verified: Lance records another one as read if it rebases the commit."""
+_MOST_VERSIONS, _COMMITS_AT_ONCE = 100, 8
+"""The number of newest versions that are searched for the commit of a promotion that died right after it."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,11 @@ class Promotion:
                 f"Choose another name{drop}."
             )
 
+    @property
+    def said(self) -> str:
+        """The value of `PROMOTION_PROPERTY`."""
+        return f"{self.column}, {self.to}, {self.keep_as}"
+
     def is_done(self, dataset: lance.LanceDataset) -> bool:
         """Whether an earlier attempt made the promotion, and no other promotion to the name followed."""
         names = dataset.schema.names
@@ -103,6 +112,14 @@ class Promotion:
         if promoted is None or self.column in names or self.keep_as not in names:
             return False
         return (promoted.column, promoted.kept_as) == (self.column, self.keep_as)
+
+    def _verified_at(self, dataset: lance.LanceDataset) -> int:
+        """Return the version that was verified for the promotion; the newest one if the commit is not found."""
+        newest = int(dataset.version)
+        for commit in commits_newest_first(dataset, newest, max(newest - _MOST_VERSIONS, 0) + 1, _COMMITS_AT_ONCE):
+            if commit.properties.get(PROMOTION_PROPERTY) == self.said:
+                return int(commit.properties.get(_VERIFIED_AT, newest))
+        return newest
 
     def plan(self, location: TableLocation) -> PromotionPlan:
         """Check whether the column can be promoted, and count the rows that this makes due; write nothing."""
@@ -117,8 +134,9 @@ class Promotion:
         for _ in commit_tries(f"table {location.name!r}", f"promote column {self.column!r}"):
             dataset = location.open()
             if self.is_done(dataset):
-                if plan is not None:  # an outage hid the outcome of this process's own commit
-                    _repeat_metadata(location, dataset, range(plan.version + 1, int(dataset.version) + 1))
+                # An outage hid the outcome of this process's own commit, or one before it may have died right after it.
+                verified = self._verified_at(dataset) if plan is None else plan.version
+                _repeat_metadata(location, dataset, range(verified + 1, int(dataset.version) + 1))
                 return Promoting(location.name, self, int(dataset.version), plan)
             self.check(location.name, dataset.schema)
             plan = verifier.plan(dataset)
@@ -334,7 +352,7 @@ def _commit(location: TableLocation, dataset: lance.LanceDataset, asked: Promoti
         for name, renamed in names.items():
             metadata[ids[name]][FORMER_NAMES_KEY] = names_before(dataset.schema, name, renamed)
     schema = changed_schema(dataset, {ids[name]: renamed for name, renamed in names.items()}, metadata, query)
-    properties = {PROMOTION_PROPERTY: f"{asked.column}, {asked.to}, {asked.keep_as}"}
+    properties = {PROMOTION_PROPERTY: asked.said, _VERIFIED_AT: str(dataset.version)}
     return _commit_schema(location, dataset, schema, properties, f"promote column {asked.column!r}")
 
 
@@ -401,30 +419,44 @@ def _commit_schema(
 
 
 def _repeat_metadata(location: TableLocation, dataset: lance.LanceDataset, versions: range) -> None:
-    """Write metadata of other commits again, because the commit of the promotion has replaced it."""
+    """Write metadata of other commits again that the commit of the promotion has replaced, unless it is there."""
     import lance
 
+    made = lance.LanceOperation
+    of_schema, of_fields = dict[str, Any](), dict[int, dict[str, Any]]()
     for version in versions:
         operation = read_commit(dataset, version).operation
-        if not isinstance(operation, lance.LanceOperation.UpdateConfig):
-            continue
-        if not (operation.field_metadata_updates or operation.schema_metadata_updates):
-            continue
-        again = lance.LanceOperation.UpdateConfig(
-            schema_metadata_updates=operation.schema_metadata_updates,
-            field_metadata_updates=operation.field_metadata_updates,
+        if isinstance(operation, made.UpdateConfig):
+            of_schema |= operation.schema_metadata_updates.updates if operation.schema_metadata_updates else {}
+            for at, one in (operation.field_metadata_updates or {}).items():
+                of_fields[at] = {**of_fields.get(at, {}), **one.updates}
+    if not (of_schema or of_fields):
+        return
+    for _ in commit_tries(f"table {location.name!r}", "write its metadata again"):
+        newest = location.open()
+        known, there = newest.schema.metadata or {}, metadata_by_id(newest)
+        schema = _not_yet(of_schema, {name.decode(): value.decode() for name, value in known.items()})
+        fields = {at: _not_yet(updates, there[at]) for at, updates in of_fields.items() if at in there}
+        changed = {at: made.UpdateMap(updates, False) for at, updates in fields.items() if updates}
+        if not (schema or changed):
+            return
+        again = made.UpdateConfig(
+            schema_metadata_updates=made.UpdateMap(schema, False) if schema else None,
+            field_metadata_updates=changed or None,
         )
-        for _ in commit_tries(f"table {location.name!r}", f"write the metadata of version {version} again"):
-            newest = location.open()
-            transaction = lance.Transaction(newest.version, again)
-            try:
-                lance.LanceDataset.commit(newest, transaction, **location.access)
-                break
-            except OSError as error:
-                if is_undecided(error):
-                    continue
-                raise
-        logger.info("Wrote the metadata of version %s of table %r again.", version, location.name)
+        try:
+            lance.LanceDataset.commit(newest, lance.Transaction(newest.version, again), **location.access)
+        except OSError as error:
+            if is_undecided(error):
+                continue
+            raise
+        logger.info("Wrote metadata of table %r again that the promotion had replaced.", location.name)
+        return
+
+
+def _not_yet(updates: Mapping[str, str | None], there: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the updates that metadata does not show; None removes a name."""
+    return {name: value for name, value in updates.items() if there.get(name) != value}
 
 
 @dataclass
