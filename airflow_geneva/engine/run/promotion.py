@@ -114,11 +114,18 @@ class Promotion:
         return (promoted.column, promoted.kept_as) == (self.column, self.keep_as)
 
     def _verified_at(self, dataset: lance.LanceDataset) -> int:
-        """Return the version that was verified for the promotion; the newest one if the commit is not found."""
-        newest = int(dataset.version)
+        """Return the version that was verified for the promotion.
+
+        Return the newest one if the commit is not found, or if the schema changed since, for that says what is wanted.
+        """
+        import lance
+
+        made, newest = lance.LanceOperation, int(dataset.version)
         for commit in commits_newest_first(dataset, newest, max(newest - _MOST_VERSIONS, 0) + 1, _COMMITS_AT_ONCE):
             if commit.properties.get(PROMOTION_PROPERTY) == self.said:
                 return int(commit.properties.get(_VERIFIED_AT, newest))
+            if isinstance(commit.operation, (made.Project, made.Merge, made.Overwrite, made.Restore)):
+                break
         return newest
 
     def plan(self, location: TableLocation) -> PromotionPlan:
