@@ -847,7 +847,7 @@ GUARDS = [
         (PROMOTED + "test_metadata_of_others_that_lance_would_lose_is_written_again",),
     ),
     Guard(
-        "A promotion that dies right after its commit would take metadata of others with it, although it is tried again.",
+        "A promotion that dies right after its commit would lose metadata of others, although it is tried again.",
         "verified = self._verified_at(dataset) if plan is None else plan.version",
         "verified = int(dataset.version) if plan is None else plan.version",
         (PROMOTED + "test_a_promotion_that_is_tried_again_writes_metadata_that_the_one_before_it_replaced",),
