@@ -187,8 +187,10 @@ def find_plan(folder: str, given: Any) -> Any:
             record = JobFolder.of(checkpoints, job).storage.read_json("job.json")
             if record.get("plan") and not record.get("ended"):
                 found = {"table": "t", "job": job, "plan": record["plan"], "since": 1}
-                saved_of(folder, found)
-                return found
+                _, saved, storage = saved_of(folder, found)
+                # A cleanup that died may have removed a part of the plan only, and no task of it would ever end.
+                if all(os.path.exists(storage.path(str(shard["file"]))) for shard in saved.shards):
+                    return found
     return plan(folder, None)
 
 
