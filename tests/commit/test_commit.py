@@ -1217,6 +1217,34 @@ def test_the_outcome_of_a_commit_that_the_store_answered_with_an_error_is_looked
         assert (table.plan_backfill("y").rows_pending, table.count_rows("y IS NULL")) == (0, 0)
 
 
+@pytest.mark.parametrize("earlier", [False, True])
+def test_values_of_replaced_inputs_whose_commit_landed_without_an_answer_stop_no_later_run(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    first, second = (udf(data_type=pa.int64(), version=v, name="in")(lambda x, v=v: x * int(v)) for v in ("1", "2"))
+    table = make_table(100)
+    table.add_columns({"a": first})
+    table.backfill("a", udf=first, runner="inline")
+    table.add_columns({"y": (triple, ["a"])})
+    if earlier:
+        table.backfill("y", where="id >= 90", runner="inline")
+    commit, calls = lance.LanceDataset.commit, list[int]()
+
+    def answered(*given: Any, **named: Any) -> lance.LanceDataset:
+        calls.append(len(calls))
+        if calls[-1]:
+            return commit(*given, **named)
+        table.backfill("a", udf=second, where="id < 25", on_code_change="recompute", runner="inline")
+        commit(*given, **named)
+        raise OSError("503 Service Unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lance.LanceDataset, "commit", answered)
+        assert table.backfill("y", runner="inline").state == "PARTIAL"
+    assert table.backfill("y", runner="inline").state == "DONE"
+    assert_right(table, "y", tripled, inputs=("a",))
+
+
 @pytest.mark.parametrize("lost", [1, 2, 3])
 @pytest.mark.parametrize(
     "answer", [OSError("503 Service Unavailable"), lance.commit.CommitConflictError("Retryable commit conflict")]

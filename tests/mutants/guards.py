@@ -286,6 +286,12 @@ GUARDS = [
         (COMMIT + "test_a_commit_that_landed_and_was_answered_with_an_outage_or_a_conflict_is_told",),
     ),
     Guard(
+        "Values of replaced inputs whose commit landed without an answer would stop every later run.",
+        "self._learn_stale(verdict, [candidate for candidate, _ in verdict.left])",
+        "pass",
+        (COMMIT + "test_values_of_replaced_inputs_whose_commit_landed_without_an_answer_stop_no_later_run",),
+    ),
+    Guard(
         "The first conflict with another writer would be the last.",
         "tries = max_retries() + 1",
         "tries = 1",

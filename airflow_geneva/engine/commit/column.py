@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -465,6 +465,8 @@ class ShardCommitter:
                 check(verdict)
             group = verdict.candidates
             if not verdict.fitting or self._replace(verdict):
+                if self.unsure:  # a commit that no answer told of may have made their values visible
+                    self._learn_stale(verdict, [candidate for candidate, _ in verdict.left])
                 self._keep(replace(verdict, fitting=()))
                 return
             if not at_once and self.spec.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
@@ -522,12 +524,17 @@ class ShardCommitter:
         """Check for changes that Lance does not report as conflicts: replaced inputs, deleted rows, removed files."""
         found = verify(committed, self.columns, verdict.fitting, self.data)
         others = (*found.fitting, *(candidate for candidate, _ in found.left))
-        # No fact is about these inputs, and the values are no other writer's.
-        now = ((found.manifest.get(one.task.id), one.output(self.spec.field_id)) for one in others)
-        ours = self._fact_files(committed, [files for files, output in now if files and files.output == output])
-        self._learn([Fact(f.signature, STALE, None, committed.version, None, self._inputs_text) for f in ours])
+        self._learn_stale(found, others)
         found = replace(found, fitting=(), left=tuple((candidate, _REPLACED) for candidate in others))
         self._keep(found)
+
+    def _learn_stale(self, found: Verification, candidates: Iterable[Candidate]) -> None:
+        """Record that values of candidates are there, if they are, and of other inputs than those of the version."""
+        # No fact is about these inputs, and the values are no other writer's.
+        now = ((found.manifest.get(one.task.id), one.output(self.spec.field_id)) for one in candidates)
+        ours = self._fact_files(found.dataset, [files for files, output in now if files and files.output == output])
+        at = int(found.dataset.version)
+        self._learn([Fact(files.signature, STALE, None, at, None, self._inputs_text) for files in ours])
 
     def _keep(self, verdict: Verification) -> None:
         """Record the candidates that leave this commit: done, removed or lost."""
