@@ -677,16 +677,23 @@ def test_an_overwritten_table_is_left_alone(table: Table, trace: Trace) -> None:
     assert table.to_arrow().to_pydict() == {"id": [1], "x": [1]}
 
 
-def test_inputs_replaced_in_place_before_the_commit_are_seen(make_table: MakeTable, trace: Trace) -> None:
-    """Lance reports no conflict for this; only comparing the input files finds it."""
+def with_computed_input(make_table: MakeTable) -> tuple[Table, Callable[[], object]]:
+    """A table whose `y` is computed from a computed column, and a call that replaces values of that one in place."""
     first, second = (udf(data_type=pa.int64(), version=v, name="in")(lambda x, v=v: x * int(v)) for v in ("1", "2"))
     table = make_table(100)
     table.add_columns({"a": first})
     table.backfill("a", udf=first, runner="inline")
     table.add_columns({"y": (triple, ["a"])})
+    again = {"udf": second, "where": "id < 25", "on_code_change": "recompute", "runner": "inline"}
+    return table, lambda: table.backfill("a", **again)
+
+
+def test_inputs_replaced_in_place_before_the_commit_are_seen(make_table: MakeTable, trace: Trace) -> None:
+    """Lance reports no conflict for this; only comparing the input files finds it."""
+    table, replace_inputs = with_computed_input(make_table)
     job = Stations.begin(table)
     job.apply()
-    table.backfill("a", udf=second, where="id < 25", on_code_change="recompute", runner="inline")
+    replace_inputs()
     result = job.commit()
     # The input of row 0 is 0 in both versions.
     assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL", 76, 24)
@@ -698,18 +705,14 @@ def test_inputs_replaced_in_place_during_the_commit_are_seen(
     make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the staged files were compared with the table, and before they are in it."""
-    first, second = (udf(data_type=pa.int64(), version=v, name="in")(lambda x, v=v: x * int(v)) for v in ("1", "2"))
-    table = make_table(100)
-    table.add_columns({"a": first})
-    table.backfill("a", udf=first, runner="inline")
-    table.add_columns({"y": (triple, ["a"])})
+    table, replace_inputs = with_computed_input(make_table)
     job = Stations.begin(table)
     job.apply()
 
     def meanwhile(point: str) -> None:
         if point == "commit.before":
             patched.undo()
-            table.backfill("a", udf=second, where="id < 25", on_code_change="recompute", runner="inline")
+            replace_inputs()
 
     with monkeypatch.context() as patched:
         patched.setattr(table_versions, "fault_point", meanwhile)
@@ -726,11 +729,7 @@ def test_a_job_that_dies_after_it_committed_values_of_replaced_inputs_stops_no_l
     make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, compacted: bool, earlier: bool
 ) -> None:
     """It was killed before it could record that the values are its own."""
-    first, second = (udf(data_type=pa.int64(), version=v, name="in")(lambda x, v=v: x * int(v)) for v in ("1", "2"))
-    table = make_table(100)
-    table.add_columns({"a": first})
-    table.backfill("a", udf=first, runner="inline")
-    table.add_columns({"y": (triple, ["a"])})
+    table, replace_inputs = with_computed_input(make_table)
     if earlier:  # so facts were complete at a version at which the rows had no value
         table.backfill("y", where="id >= 90", runner="inline")
     job = Stations.begin(table)
@@ -738,7 +737,7 @@ def test_a_job_that_dies_after_it_committed_values_of_replaced_inputs_stops_no_l
 
     def meanwhile(point: str) -> None:
         if point == "commit.before":
-            table.backfill("a", udf=second, where="id < 25", on_code_change="recompute", runner="inline")
+            replace_inputs()
         if point == "commit.after":
             raise Died
 
@@ -1221,11 +1220,7 @@ def test_the_outcome_of_a_commit_that_the_store_answered_with_an_error_is_looked
 def test_values_of_replaced_inputs_whose_commit_landed_without_an_answer_stop_no_later_run(
     make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, earlier: bool
 ) -> None:
-    first, second = (udf(data_type=pa.int64(), version=v, name="in")(lambda x, v=v: x * int(v)) for v in ("1", "2"))
-    table = make_table(100)
-    table.add_columns({"a": first})
-    table.backfill("a", udf=first, runner="inline")
-    table.add_columns({"y": (triple, ["a"])})
+    table, replace_inputs = with_computed_input(make_table)
     if earlier:
         table.backfill("y", where="id >= 90", runner="inline")
     commit, calls = lance.LanceDataset.commit, list[int]()
@@ -1234,7 +1229,7 @@ def test_values_of_replaced_inputs_whose_commit_landed_without_an_answer_stop_no
         calls.append(len(calls))
         if calls[-1]:
             return commit(*given, **named)
-        table.backfill("a", udf=second, where="id < 25", on_code_change="recompute", runner="inline")
+        replace_inputs()
         commit(*given, **named)
         raise OSError("503 Service Unavailable")
 
