@@ -22,7 +22,7 @@ from airflow_geneva.engine.storage.places import allow_databases, with_allowed
 from airflow_geneva.engine.storage.secrets import CATALOG, PLACES
 from airflow_geneva.engine.storage.uri import check_name, is_local, normalize_uri
 from airflow_geneva.engine.udf.lancedb import refuse_view
-from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable
+from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 
@@ -40,6 +40,9 @@ _STABLE = ("new_table_enable_stable_row_ids", "enable_move_stable_row_ids", "ena
 _MODES = ("create", "overwrite")
 _SHOWN_TABLES = 20
 _READ_AT_ONCE = 100
+_NOT_EMPTY = "Directory not empty"
+"""Begins pylance's error if a file is written into a local folder while it is being removed."""
+_MOST_DROPS = 20
 
 
 @dataclass(frozen=True, repr=False)
@@ -381,14 +384,25 @@ class Database(Summarized):
 
         Raises:
             InvalidInput: there is no such table.
+            StorageError: a job kept writing into its folder.
         """
         import lance
 
         table = self.open_table(name)
         if self.in_catalog:
             catalogs.drop(table.location.options)
-        else:
-            lance.LanceDataset.drop(table.uri, **table.location.access)
+            return
+        for _ in range(_MOST_DROPS):
+            try:
+                lance.LanceDataset.drop(table.uri, **table.location.access)
+                return
+            except OSError as error:
+                if _NOT_EMPTY not in str(error):
+                    raise
+        raise StorageError(
+            f"Table {name!r} is dropped, but a job writes into {table.uri} again and again. Cancel the job, and delete "
+            "the folder."
+        )
 
 
 def connect(

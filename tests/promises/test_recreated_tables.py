@@ -20,7 +20,7 @@ from airflow_geneva.database import Database
 from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 from airflow_geneva.engine.results import BackfillResult
-from airflow_geneva.errors import JobFailed, TableRemade
+from airflow_geneva.errors import JobFailed, StorageError, TableRemade
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import double, doubled, triple
@@ -69,6 +69,30 @@ def age(table: Table, version: int) -> Table:
     return table
 
 
+@pytest.mark.parametrize("writes", [1, 1000], ids=["once", "always"])
+def test_a_table_is_dropped_while_a_job_writes_into_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    db, drop, calls = connect(tmp_path / "db"), lance.LanceDataset.drop, list[int]()
+    folder = Path(db.create_table("docs", numbers(0)).uri)
+
+    def dropped(uri: str, *given: Any, **named: Any) -> None:
+        drop(uri, *given, **named)
+        calls.append(len(calls))
+        if len(calls) <= writes:  # what pylance does if a file comes into a folder that it has just emptied
+            Path(uri, "data").mkdir(parents=True)
+            raise OSError("LanceError(IO): Directory not empty (os error 39), lance-io/src/local.rs:48:14")
+
+    monkeypatch.setattr(lance.LanceDataset, "drop", dropped)
+    if writes > 1:
+        with pytest.raises(StorageError, match=r"a job writes into .* again and again"):
+            db.drop_table("docs")
+    else:
+        db.drop_table("docs")
+    assert folder.exists() == (writes > 1)
+    assert db.table_names() == []
+
+
 def numbers(first: int) -> pa.Table:
     values = pa.array(range(first, first + 4), pa.int64())
     return pa.table({"id": values, "x": values})
@@ -109,16 +133,23 @@ def at_every_point(
         assert job().state == "DONE"
     names = set(passages)
     last = len(passages) - 1
+    made: list[int] = []
+
+    def make(db: Database, passage: int) -> None:
+        make_again(db, passage)
+        made.append(passage)
+
     for at in sorted({*map(passages.index, names), *(last - passages[::-1].index(name) for name in names)}):
         db = connect(folder / str(at))
         job, state, failed = prepare(db), "", ""
         with monkeypatch.context() as patch:
-            passed = at_passage(patch, at + 1, partial(make_again, db, at))
+            passed = at_passage(patch, at + 1, partial(make, db, at))
             try:
                 state = job().state
             except (JobFailed, TableRemade) as error:
                 failed = str(error)
         assert len(passed) > at, (at, passages, passed)
+        assert made[-1:] == [at], failed
         # Of a table that is dropped after the last look, the job's end is told as it was.
         over = {"finish.begin", "swap.after"} & set(passed[:at])
         assert REMADE in failed or (over and state == "DONE"), (at, passages[at], failed)
