@@ -141,7 +141,10 @@ Pair = tuple[Work, File]
 
 
 class Process(NamedTuple):
-    """A process of a job, at the fault point that it passed last, with what it holds in memory."""
+    """A process of a job, at the fault point that it passed last, with what it holds in memory.
+
+    Of the pairs, `staged` are to be committed, and `replaced` are not, for others replaced their inputs.
+    """
 
     name: str
     at: str = "start"
@@ -149,6 +152,7 @@ class Process(NamedTuple):
     works: tuple[Work, ...] = ()
     learned: frozenset[Fact] = frozenset()
     staged: tuple[Pair, ...] = ()
+    replaced: tuple[Pair, ...] = ()
     file: File | None = None
     left: bool = False
     committed: bool = False
@@ -273,7 +277,10 @@ class Column:
         elif at == "staged.written":
             yield self.checkpoint(state, process)
         elif at == "verified":
-            yield moved("commit.before", self.with_facts(state, process) if self.rules.records_facts_first else state)
+            if self.rules.records_facts_first:
+                yield moved("commit.before", self.with_facts(state, process), learned=frozenset())
+            else:
+                yield moved("commit.before")
         elif at == "commit.before":
             yield from self.commit(state, process)
         elif at == "unsure":
@@ -286,10 +293,11 @@ class Column:
         elif at == "looked":
             if process.staged:
                 lost = [*process.staged, *waiting(process)]
-                stale = {Fact(*one) for one in self.replaced_inputs(state, process)}
-                rows = state.of_a_job.union(*(ROWS[fact.about.fragment] for fact in stale))
-                state = state._replace(facts=state.facts | stale, of_a_job=rows)
-                yield "checkpoint.written (stale)", self.follow(state, process._replace(staged=()), lost)
+                after = self.learn(state, process)
+                yield (
+                    "checkpoint.written (stale)",
+                    self.follow(after, process._replace(staged=(), learned=frozenset()), lost),
+                )
             else:
                 yield from self.end(state, process)
         elif at == "checkpoint.written (mark)":
@@ -367,10 +375,17 @@ class Column:
             judged = [("fits" if said == "lost" and p[0].fragment in there else said, p) for said, p in judged]
         fits = tuple(pair for verdict, pair in judged if verdict == "fits")
         lost = [*(pair for verdict, pair in judged if verdict in ("lost", "removed")), *waiting(process)]
+        inputs = {one.id: one.inputs for one in state.table}
+        replaced = [pair for _, pair in judged if inputs.get(pair[0].fragment, pair[0].inputs) != pair[0].inputs]
+        replaced = (*process.replaced, *replaced)
+        process = process._replace(learned=stale(state, replaced))
         if fits:
             # Others wait for the round after the commit.
-            process = process._replace(at="verified", staged=fits, works=())
+            process = process._replace(at="verified", staged=fits, works=(), replaced=replaced)
             return self.follow(state, process, lost, waits=True)
+        process = process._replace(replaced=())
+        if process.learned:
+            return state.with_process(process._replace(at="looked", staged=tuple(lost), works=()))
         return self.follow(state, process._replace(staged=(), works=()), lost)
 
     def over_a_removed_file(self, state: State, work: Work, file: File) -> Work:
@@ -415,8 +430,8 @@ class Column:
             now = state.fragment(work.fragment)
             inputs = work.inputs if self.rules.facts_name_the_inputs or now is None else now.inputs
             found.add(Fact(Signature(work.fragment, inputs, file), work.due | work.stay))
-        files = {file for _, file in process.staged}
-        return state._replace(facts=state.facts | found, unmarked=state.unmarked | files)
+        files, after = {file for _, file in process.staged}, self.learn(state, process)
+        return after._replace(facts=after.facts | found, unmarked=state.unmarked | files)
 
     def commit(self, state: State, process: Process) -> Iterator[tuple[str, State]]:
         """Replace the files at the newest version. Lance compares fragments and their outputs, and not their inputs."""
@@ -443,18 +458,17 @@ class Column:
         # The store answered with a conflict although the commit had landed: its own retry met it.
         yield "unsure", after.with_process(process._replace(at="unsure"))
 
-    def replaced_inputs(self, state: State, process: Process) -> Iterator[tuple[Signature, frozenset[int]]]:
-        for work, file in process.staged:
-            now = state.fragment(work.fragment)
-            if now is not None and now.output == file and now.inputs != work.inputs:
-                yield now.signature, frozenset()
+    def learn(self, state: State, process: Process) -> State:
+        rows = state.of_a_job.union(*(ROWS[fact.about.fragment] for fact in process.learned))
+        return state._replace(facts=state.facts | process.learned, of_a_job=rows)
 
     def look(self, state: State, process: Process) -> tuple[str, State]:
+        process = process._replace(learned=frozenset(), replaced=())
         if not self.rules.looks_after_the_commit:
             return "look", state.with_process(process._replace(at="looked", staged=(), works=()))
         lost = [pair for pair in process.staged if judge(state, *pair) != "done"]
-        if list(self.replaced_inputs(state, process)):
-            return "look", state.with_process(process._replace(at="looked", staged=tuple(lost)))
+        if learned := stale(state, lost):
+            return "look", state.with_process(process._replace(at="looked", staged=tuple(lost), learned=learned))
         return "look", self.follow(state, process._replace(staged=()), [*lost, *waiting(process)])
 
     def end(self, state: State, process: Process) -> Iterator[tuple[str, State]]:
@@ -576,6 +590,16 @@ def judge(state: State, work: Work, file: File) -> str:
     return "fits"
 
 
+def stale(state: State, pairs: Iterable[Pair]) -> frozenset[Fact]:
+    """What says that values are a job's whose commit landed after their inputs had been replaced."""
+    there = [(work, file, state.fragment(work.fragment)) for work, file in pairs]
+    return frozenset(
+        Fact(now.signature, frozenset())
+        for work, file, now in there
+        if now is not None and now.output == file and now.inputs != work.inputs
+    )
+
+
 def is_held(state: State, row: int, value: int) -> bool:
     """Whether a checkpoint has the value of a row."""
     if (row, value) in state.rows:
@@ -613,7 +637,7 @@ def referenced(state: State) -> Iterator[File | None]:
     yield from (one.replaces for one in state.staged)
     for process in state.processes:
         yield process.file
-        for work, file in process.staged:
+        for work, file in (*process.staged, *process.replaced):
             yield from (file, work.output, work.old)
         yield from (one for work in process.works for one in (work.output, work.old))
     for _, job in state.jobs:

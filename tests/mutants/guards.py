@@ -287,7 +287,7 @@ GUARDS = [
     ),
     Guard(
         "Values of replaced inputs whose commit landed without an answer would stop every later run.",
-        "self._learn_stale(verdict, [candidate for candidate, _ in verdict.left])",
+        "self._learn(self._stale_facts(verdict))",
         "pass",
         (COMMIT + "test_values_of_replaced_inputs_whose_commit_landed_without_an_answer_stop_no_later_run",),
     ),

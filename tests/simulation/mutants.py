@@ -99,8 +99,8 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "no-stale-facts",
         "Values of inputs that were replaced during the commit would stop the next run as values of nobody.",
-        "self._learn([Fact(files.signature, STALE, None, at, None, self._inputs_text) for files in ours])",
-        "_ = at, ours",
+        "return [Fact(files.signature, STALE, None, at, None, self._inputs_text) for files in ours]",
+        "return [] if at or ours else []",
         "replaced",
     ),
     guarded("open-commits-not-asked", "Values that a job committed right before it was killed", "replaced"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -464,9 +464,9 @@ class ShardCommitter:
                 verdict = self._follow_before(verdict) if at_once else verdict
                 check(verdict)
             group = verdict.candidates
+            if not verdict.fitting:
+                self._learn(self._stale_facts(verdict))
             if not verdict.fitting or self._replace(verdict):
-                if self.unsure:  # a commit that no answer told of may have made their values visible
-                    self._learn_stale(verdict, [candidate for candidate, _ in verdict.left])
                 self._keep(replace(verdict, fitting=()))
                 return
             if not at_once and self.spec.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
@@ -524,17 +524,20 @@ class ShardCommitter:
         """Check for changes that Lance does not report as conflicts: replaced inputs, deleted rows, removed files."""
         found = verify(committed, self.columns, verdict.fitting, self.data)
         others = (*found.fitting, *(candidate for candidate, _ in found.left))
-        self._learn_stale(found, others)
         found = replace(found, fitting=(), left=tuple((candidate, _REPLACED) for candidate in others))
+        self._learn(self._stale_facts(found))
         self._keep(found)
 
-    def _learn_stale(self, found: Verification, candidates: Iterable[Candidate]) -> None:
-        """Record that values of candidates are there, if they are, and of other inputs than those of the version."""
+    def _stale_facts(self, found: Verification) -> list[Fact]:
+        """Return the facts that values of candidates that were left are there, of other inputs than the version has.
+
+        Their commit landed right after the inputs were replaced, and perhaps no answer told of it.
+        """
         # No fact is about these inputs, and the values are no other writer's.
-        now = ((found.manifest.get(one.task.id), one.output(self.spec.field_id)) for one in candidates)
+        now = ((found.manifest.get(one.task.id), one.output(self.spec.field_id)) for one, _ in found.left)
         ours = self._fact_files(found.dataset, [files for files, output in now if files and files.output == output])
         at = int(found.dataset.version)
-        self._learn([Fact(files.signature, STALE, None, at, None, self._inputs_text) for files in ours])
+        return [Fact(files.signature, STALE, None, at, None, self._inputs_text) for files in ours]
 
     def _keep(self, verdict: Verification) -> None:
         """Record the candidates that leave this commit: done, removed or lost."""
@@ -561,9 +564,9 @@ class ShardCommitter:
         return self.fact_columns.inputs_text
 
     def _facts(self, verdict: Verification) -> list[Fact]:
-        facts: list[Fact] = []
         if not self.spec.keeps_facts:
-            return facts
+            return []
+        facts = self._stale_facts(verdict)
         version = int(verdict.dataset.version)
         files = self._fact_files(verdict.dataset, [verdict.manifest[one.task.id] for one in verdict.fitting])
         for candidate, now in zip(verdict.fitting, files, strict=True):
