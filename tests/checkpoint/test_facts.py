@@ -15,6 +15,7 @@ from airflow_geneva.engine.checkpoint.facts import (
     filter_evaluated,
     fold_ledgers,
     load_state,
+    seen,
 )
 from airflow_geneva.engine.checkpoint.provenance import Provenance
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
@@ -113,6 +114,19 @@ def test_folding_changes_nothing_but_the_number_of_documents_to_read(tmp_path: P
         after = load_state(checkpoints(tmp_path), 7)
         assert after.known("s", 20) == before.known("s", 20) == {Provenance("v"): Ranges.of(0, 20)}
         assert len(after.ledgers) == 1
+
+
+def test_folds_name_the_jobs_that_have_not_finished(tmp_path: Path) -> None:
+    for _ in range(3):
+        write_many(tmp_path, 20)
+        append_ledger(checkpoints(tmp_path), 7, "job3", [seen(4)])
+        before = load_state(checkpoints(tmp_path), 7)
+        fold_ledgers(checkpoints(tmp_path), 7)
+        after = load_state(checkpoints(tmp_path), 7)
+        assert after.open_jobs == before.open_jobs == {f"job{at}": at for at in range(1, 20) if at != 3}
+        assert after.facts.table.equals(before.facts.table)
+    append_ledger(checkpoints(tmp_path), 7, "job9", [seen(10)])
+    assert "job9" not in load_state(checkpoints(tmp_path), 7).open_jobs
 
 
 def test_however_often_it_is_folded_few_documents_are_there(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pytest
 from lance.file import LanceFileReader
 
+from airflow_geneva.engine.checkpoint.facts import STALE, Fact, append_ledger, fold_ledgers
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointIndex
 from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.engine.limits.rate_limit import Meter
@@ -723,10 +724,12 @@ def test_inputs_replaced_in_place_during_the_commit_are_seen(
     assert_right(table, "y", tripled, inputs=("a",))
 
 
-@pytest.mark.parametrize("earlier", [False, True])
-@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize(
+    ("compacted", "earlier", "folded"),
+    [(False, False, False), (False, True, True), (True, False, True), (True, True, False)],
+)
 def test_a_job_that_dies_after_it_committed_values_of_replaced_inputs_stops_no_later_run(
-    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, compacted: bool, earlier: bool
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, compacted: bool, earlier: bool, folded: bool
 ) -> None:
     """It was killed before it could record that the values are its own."""
     table, replace_inputs = with_computed_input(make_table)
@@ -747,6 +750,9 @@ def test_a_job_that_dies_after_it_committed_values_of_replaced_inputs_stops_no_l
             job.commit()
     if compacted:
         table.lance.optimize.compact_files()
+    for number in range(16 * folded):
+        append_ledger(table.location.checkpoints, job.saved.spec.field_id, f"other{number}", [Fact("", STALE, None, 1)])
+    assert fold_ledgers(table.location.checkpoints, job.saved.spec.field_id) == folded
     trace.clear()
     result = table.backfill("y", runner="inline")
     # Row 0 has the same input as before, and a checkpoint has its value.

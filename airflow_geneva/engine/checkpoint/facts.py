@@ -86,6 +86,11 @@ _DEFINED = "defined"
 such versions, are about a dropped column that had the same field id."""
 
 
+_OPEN = "open:"
+"""Begins the text of a fact in a fold that names an open job, with the newest version of its facts."""
+
+
+_MOST_OPEN = 1_000
 _MOVED = "moved"
 
 
@@ -201,7 +206,8 @@ class ColumnState:
     Args:
         seen: versions at which the facts were complete.
         moved: those of them at which rows that others had moved may hold a value of a job without a fact.
-        open_jobs: jobs that may have committed but have not finished, so that they recorded no complete version.
+        open_jobs: jobs that may have committed but have not finished, so that they recorded no complete version, with
+            the newest version of their facts.
         defined: facts up to this version are about a dropped column that had the same field id. They match its files
             only, which a restore brings back.
     """
@@ -211,7 +217,7 @@ class ColumnState:
     seen: list[int] = field(default_factory=list)
     moved: set[int] = field(default_factory=set)
     folded: set[str] = field(default_factory=set)
-    open_jobs: set[str] = field(default_factory=set)
+    open_jobs: dict[str, int] = field(default_factory=dict)
     defined: int = 0
 
     @cached_property
@@ -331,15 +337,20 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
         looked_at.update(said["at"].filter(pc.is_null(said["live_under"])).to_pylist())
         defined = ledger["at"].filter(pc.equal(ledger["kind"], _DEFINED)).to_pylist()
         state.defined = max([state.defined, *defined])
-        if not is_fold(key):
+        if is_fold(key):
+            opened = ledger.filter(pc.starts_with(ledger["kind"], _OPEN))
+            for kind, at in zip(opened["kind"].to_pylist(), opened["at"].to_pylist(), strict=True):
+                job = kind.removeprefix(_OPEN)
+                announced[job] = max(announced.get(job, 0), at)
+        else:
             # A plan records the version that it read; finish records a version after those of the job's commits.
             about, job = marked if marks else announced, key.split(".")[1]
             about[job] = max(about.get(job, 0), pc.max(ledger["at"]).as_py() or 0)
     state.moved = {*state.seen} - looked_at
     ledgers = pa.concat_tables([_SCHEMA.empty_table(), *(read[key] for key in state.ledgers)])
-    no_marks = pc.invert(pc.is_in(ledgers["kind"], pa.array([SEEN, _DEFINED])))
-    state.facts = Facts(ledgers.filter(no_marks).combine_chunks())
-    state.open_jobs = {job for job, at in announced.items() if at >= max(marked.get(job, 0), state.defined + 1)}
+    marks = pc.or_(pc.is_in(ledgers["kind"], pa.array([SEEN, _DEFINED])), pc.starts_with(ledgers["kind"], _OPEN))
+    state.facts = Facts(ledgers.filter(pc.invert(marks)).combine_chunks())
+    state.open_jobs = {job: at for job, at in announced.items() if at >= max(marked.get(job, 0), state.defined + 1)}
     return state
 
 
@@ -395,6 +406,8 @@ def _write_fold(store: CheckpointStore, state: ColumnState, facts: pa.Table) -> 
     versions = sorted(set(state.seen))[-_SEEN_KEPT:]
     marks = [seen(version, version in state.moved) for version in versions]
     marks += [_defined(state.defined)] if state.defined else []
+    newest = sorted(state.open_jobs.items(), key=lambda one: one[1])[-_MOST_OPEN:]
+    marks += [Fact("", f"{_OPEN}{job}", None, at) for job, at in newest]
     # Also name the ledgers that earlier folds cover, so that a reader of this fold skips them.
     covers = json.dumps(sorted(state.folded.union(state.ledgers)))
     whole = pa.concat_tables([facts, pa.Table.from_batches([_batch(marks, {})])])
