@@ -181,6 +181,26 @@ def test_a_swap_that_was_broken_off_after_its_commit_leaves_no_doubt_once_it_is_
     assert_nothing_to_refresh(view, trace)
 
 
+def test_a_snapshot_that_the_store_failed_to_write_is_there_before_the_swap(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(40)
+    view = Asked().make(table)
+    save, calls = swap.save_snapshot, list[str]()
+
+    def fail_once(checkpoints: Any, key: str, snapshot: Any) -> None:
+        calls.append(key)
+        if len(calls) == 1:
+            raise OSError("503 Service Unavailable")
+        save(checkpoints, key, snapshot)
+
+    monkeypatch.setattr(swap, "save_snapshot", fail_once)
+    assert view.refresh(runner="inline").state == "DONE"
+    assert len(calls) == 2
+    assert_equals_query(view, table, Asked())
+    assert_nothing_to_refresh(view, trace)
+
+
 def test_a_swap_that_was_begun_and_not_done_is_forgotten_with_the_next(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(40)
     view = Asked().make(table)

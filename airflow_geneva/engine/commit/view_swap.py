@@ -132,7 +132,7 @@ def swap_rows(
         first = partial(_announce, location, key, None if saved else content, begun, loose)
         swapped = _commit(location, spec, plan, transaction, first, whole)
         if swapped is None:
-            saved = True
+            saved = saved or bool(loose)
             continue
         # Two swaps conflict: a swap that began earlier was committed earlier or can no longer be committed.
         result = Swapped(int(swapped.version), dropped=frozenset(begun), snapshots=loose[-1] + 1)
