@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pytest
 from lance.file import LanceFileReader
 
+from airflow_geneva import connect
 from airflow_geneva.engine.checkpoint.facts import STALE, Fact, append_ledger, fold_ledgers
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointIndex
 from airflow_geneva.engine.lance_io import table_versions
@@ -26,6 +27,7 @@ from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.results import BackfillResult
+from airflow_geneva.engine.run import record
 from airflow_geneva.engine.run.column import ColumnTarget
 from airflow_geneva.engine.run.inline import apply_inline
 from airflow_geneva.engine.run.pipeline import PlannedJob
@@ -517,9 +519,10 @@ def test_moved_rows_with_blobs_are_computed_again_by_other_processes_and_become_
     assert (result.state, result.rows_computed, len(trace)) == ("DONE", 100, 200)
 
 
+@pytest.mark.parametrize("answered", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_data_file_that_a_cleanup_removes_during_the_commit_is_written_again(
-    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch, checkpointed: bool
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch, checkpointed: bool, answered: bool
 ) -> None:
     """Lance commits a file that does not exist, after which nobody can read the column."""
     before = set(Path(table.uri, "data").iterdir())
@@ -528,11 +531,20 @@ def test_a_data_file_that_a_cleanup_removes_during_the_commit_is_written_again(
         job.apply_without_staging()
     job.apply()
 
+    commit = lance.LanceDataset.commit
+
+    def lose_the_answer(*given: Any, **named: Any) -> lance.LanceDataset:
+        commit(*given, **named)
+        patched.undo()
+        raise OSError("503 Service Unavailable")
+
     def meanwhile(point: str) -> None:
         if point == "commit.before":
             patched.undo()
             for file in staged_files(table, before):
                 file.unlink()
+            if not answered:
+                patched.setattr(lance.LanceDataset, "commit", lose_the_answer)
 
     with monkeypatch.context() as patched:
         patched.setattr(table_versions, "fault_point", meanwhile)
@@ -545,6 +557,25 @@ def test_a_data_file_that_a_cleanup_removes_during_the_commit_is_written_again(
     trace.clear()
     finish_the_rest(table, trace, result)
     assert len(trace) == 100 - done
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_what_a_cleanup_removes_after_the_plan_has_found_it_is_computed_by_the_same_run(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch, far: bool
+) -> None:
+    database, before = table.location.database_uri, set(Path(table.uri, "data").iterdir())
+    opened = connect(f"file-object-store://{database}" if far else database).open_table(table.name)
+    Stations.begin(opened).apply()
+
+    def meanwhile(point: str) -> None:
+        staged_files(table, before)[0].unlink()
+
+    monkeypatch.setattr(record, "fault_point", AtFirst(meanwhile, "plan.saved"))
+    result = opened.backfill("y", runner="inline")
+    assert (result.state, result.rows_computed, result.rows_reused, len(trace)) == ("DONE", 25, 75, 125)
+    assert len(result.commits) == 2
+    assert_honest(result, table)
+    assert_right(table, "y", tripled)
 
 
 def test_a_data_file_that_is_written_again_is_judged_with_the_whole_column(

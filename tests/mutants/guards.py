@@ -352,6 +352,30 @@ GUARDS = [
         (COMMIT + "test_a_job_that_dies_after_it_committed_values_of_replaced_inputs_stops_no_later_run",),
     ),
     Guard(
+        "A data file that was removed before a commit that no answer told of would be missing for good.",
+        "self.data.look_again(dataset, [candidate.staged.file for candidate in verdict.done])",
+        "pass",
+        (COMMIT + "test_a_data_file_that_a_cleanup_removes_during_the_commit_is_written_again",),
+    ),
+    Guard(
+        "Commits would not be told after which rows had to be computed again.",
+        "self._written.update(committer.versions)",
+        "pass",
+        (COMMIT + "test_what_a_cleanup_removes_after_the_plan_has_found_it_is_computed_by_the_same_run",),
+    ),
+    Guard(
+        "Rows that the plan found staged, and that were removed since, would be left to the next run.",
+        "FragmentTasks(replace(task, missing=task.due, staged=False) for task in here)",
+        "FragmentTasks(here)",
+        (COMMIT + "test_what_a_cleanup_removes_after_the_plan_has_found_it_is_computed_by_the_same_run",),
+    ),
+    Guard(
+        "A view would show rows without their snapshot if the store failed to write it once.",
+        "saved = saved or bool(loose)",
+        "saved = True",
+        (STATE + "test_a_snapshot_that_the_store_failed_to_write_is_there_before_the_swap",),
+    ),
+    Guard(
         "Rows whose data file was removed during the last commit of a killed job would count as computed for good.",
         "if self.computed.lost:",
         "if False:",

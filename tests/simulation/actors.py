@@ -383,7 +383,8 @@ def judge_column(folder: str, given: Any) -> Any:
     if functions.keys() == {"n"} and "vacuum" not in kinds and not tries.get("disk fails"):
         commits_are_needed(table)
     began = calls()
-    if functions.keys() == {"n"} and not kinds & TAKEN_BACK:
+    # A cleanup takes a job for dead of which it has seen no sign for a day, and removes its values.
+    if functions.keys() == {"n"} and not kinds & TAKEN_BACK and not (cleaned(given) and tries.get("late")):
         once_a_process(sum(tries.get(call, 0) for call in ("backfill", "append_and_backfill", "apply")))
     for column, function in functions.items():
         quiet(lambda column=column: table.backfill(column, **SIZES))  # type: ignore[misc]

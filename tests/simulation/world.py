@@ -477,6 +477,7 @@ class World:
             self.reached.add((process.job.name, point))
         self.say(f"{move.actor} {move.thread} {point}" + ("" if move.kind == "go" else f" -> {move.kind}"))
         self.tries["disk fails"] += move.kind in DISK_FAILS
+        self.tries["late"] += move.kind.startswith(("later ", "clock "))
         self.tries["ledgers not read"] += move.kind in DISK_FAILS and point.startswith("read") and "/state/" in point
         if move.kind == "kill":
             self.end(process, kill=True)

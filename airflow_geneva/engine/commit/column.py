@@ -234,6 +234,7 @@ class ShardCommitter:
         opened: the newest version, if it was just opened, for the first verification.
         newest: the version of the last commit; None if a later one may have landed.
         unsure: whether a commit may have landed that no answer told of.
+        versions: the table versions that it has written.
     """
 
     location: TableLocation
@@ -245,12 +246,12 @@ class ShardCommitter:
     opened: lance.LanceDataset | None = None
     newest: lance.LanceDataset | None = None
     unsure: bool = False
+    versions: list[int] = field(default_factory=list)
     _done: list[Candidate] = field(default_factory=list)
     _lost: list[LostRows] = field(default_factory=list)
     _removed: list[Candidate] = field(default_factory=list)
     _left: list[tuple[int, int, str]] = field(default_factory=list)
     _lacking: list[Candidate] = field(default_factory=list)
-    _versions: list[int] = field(default_factory=list)
     _earlier: int = 0
     _by_others: int = 0
     _failed: int = 0
@@ -296,7 +297,7 @@ class ShardCommitter:
                 began = time.monotonic()
                 self._commit_group(group, check, at_once)
                 rows_done = sum(len(done.rows) - len(done.failed) for done in self._done)
-                on_group(len(self._done), rows_done, tuple(self._versions))
+                on_group(len(self._done), rows_done, tuple(self.versions))
                 if asked is None:
                     spent = max(time.monotonic() - began, 1e-3)
                     size = max(least, round(len(group) * SECONDS_A_COMMIT / spent))
@@ -329,7 +330,7 @@ class ShardCommitter:
             rows_left=sum(count for _, count, _ in self._left),
             rows_deleted=self._deleted,
             fragments=len(self._done),
-            versions=tuple(self._versions),
+            versions=tuple(self.versions),
             left_reasons=tuple((fragment, why) for fragment, _, why in self._left),
             rows_missing=rows_missing,
         )
@@ -440,6 +441,10 @@ class ShardCommitter:
         dataset = self.location.open() if opened is None else opened
         self.data.look_if_old(dataset, [candidate.staged.file for candidate in group])
         verdict = verify(dataset, self.columns, group, self.data)
+        if verdict.done:
+            # Another process has committed them, or no answer told of it. A file may have been removed right before.
+            self.data.look_again(dataset, [candidate.staged.file for candidate in verdict.done])
+            verdict = verify(dataset, self.columns, group, self.data)
         if verdict.left:
             self.spec.written.assert_same_table(self.location.options)
         return verdict
@@ -516,7 +521,7 @@ class ShardCommitter:
                 "then run again: nothing is lost."
             ) from error
         self.newest = committed
-        self._versions.append(committed.version)
+        self.versions.append(committed.version)
         self._verify_committed(committed, verdict)
         return True
 

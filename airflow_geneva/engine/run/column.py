@@ -143,6 +143,7 @@ class ColumnPublisher(Publisher):
     """Commits the shards of a backfill; with an expectation on the whole column, all at once in `finish`."""
 
     spec: ColumnSpec
+    _written: set[int] = field(default_factory=set)
     _noted: set[int] = field(default_factory=set)
     _unsure: bool = False
 
@@ -196,6 +197,8 @@ class ColumnPublisher(Publisher):
                 damaged = [one.task for one in candidates if one.staged.file == broken.source]
                 remove_broken(target, broken, (str(spec.key(fragment)) for fragment in damaged))
                 continue
+            finally:
+                self._written.update(committer.versions)
             if committer.unsure or committer.newest is not None:
                 self.newest = committer.newest
             self._unsure |= committer.unsure
@@ -320,8 +323,7 @@ class ColumnPublisher(Publisher):
         if not there:
             return ()
         if self.newest is not None and None not in there and self.folder.alone and not self._unsure:
-            own = {version for result in there if result is not None for version in result.versions}
-            return tuple(sorted(own | self._noted))
+            return tuple(sorted(self._written | self._noted))
         return tuple(find_commits(self._newest(), spec.version, [spec.job_id]))
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:

@@ -312,7 +312,9 @@ class PlannedJob:
             written.clear()
         for version in sorted({int(dataset.version) for dataset, _ in found}):
             source = next(dataset for dataset, _ in found if dataset.version == version)
-            tasks = FragmentTasks(task for dataset, task in found if dataset.version == version)
+            here = (task for dataset, task in found if dataset.version == version)
+            # The plan may have found them staged, or some of their rows in checkpoints.
+            tasks = FragmentTasks(replace(task, missing=task.due, staged=False) for task in here)
             target = replace(self.publisher.target, source=source, spec=replace(self.spec, version=version))
             self.apply(Shard(shard.index, tasks), udfs, on_rows, target)
 
