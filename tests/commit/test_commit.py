@@ -21,7 +21,7 @@ from lance.file import LanceFileReader
 from airflow_geneva import connect
 from airflow_geneva.engine.checkpoint.facts import STALE, Fact, append_ledger, fold_ledgers
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointIndex
-from airflow_geneva.engine.lance_io import table_versions
+from airflow_geneva.engine.lance_io import data_file, table_versions
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan
@@ -557,6 +557,30 @@ def test_a_data_file_that_a_cleanup_removes_during_the_commit_is_written_again(
     trace.clear()
     finish_the_rest(table, trace, result)
     assert len(trace) == 100 - done
+
+
+def test_a_data_file_that_is_removed_before_and_after_its_commit_is_due_again(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(Path(table.uri, "data").iterdir())
+    job = Stations.begin(table)
+    job.apply_without_staging()
+    job.apply()
+
+    def meanwhile(point: str) -> None:
+        for file in staged_files(table, before) if point != "staged.write" else ():
+            if file.suffix == ".lance":  # and no file that is being written
+                file.unlink()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_versions, "fault_point", AtFirst(meanwhile, "commit.before"))
+        patched.setattr(data_file, "fault_point", meanwhile)
+        result = job.commit()
+    assert (result.state, result.rows_left) == ("PARTIAL", 100)
+    trace.clear()
+    assert table.backfill("y", runner="inline").state == "DONE"
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
 
 
 @pytest.mark.parametrize("far", [False, True])

@@ -20,6 +20,7 @@ from airflow_geneva.engine.checkpoint.provenance import (
 )
 from airflow_geneva.engine.checkpoint.records import StagedFragment, decode_runs
 from airflow_geneva.engine.checkpoint.reuse import Ancestor
+from airflow_geneva.engine.lance_io.data_file import LanceFile
 from airflow_geneva.engine.lance_io.fragments import Columns, FragmentFiles, columns_in, live_offsets, output_names
 from airflow_geneva.engine.lance_io.history import History, Tracer, among
 from airflow_geneva.engine.lance_io.pylance_internals import take_rows
@@ -38,6 +39,7 @@ MOVED = "moved since it was planned"
 CHANGED = "other writers changed the rows meanwhile"
 RENAMED = "the column or an input was renamed meanwhile, and other writers moved the rows"
 NO_ROW_IDS = "the table has no stable row ids to find its rows by"
+FILE_GONE = "others removed the data file of the column"
 NOT_COMPARABLE = "the rows were updated meanwhile, and their inputs cannot be compared (blobs, or a cleaned-up version)"
 
 
@@ -275,6 +277,13 @@ class _Search:
         known = self.computed.resolve(files, live, settled=same)
         version, taken = self.spec.udf_version, (self.spec.udf_version, *self.spec.taken_versions)
         done = rows_that(known, lambda p: p.is_value_of(version) and p.maker in taken)
+        if done & Ranges.union(rows) and not any(
+            LanceFile.of_table(self.newest, path).exists() for *_, path in files.output
+        ):
+            # Facts are recorded before a commit, and this file was removed in between.
+            for there, part in zip(rows, parts, strict=True):
+                self._left[part.of.task.id, FILE_GONE] += len(there)
+            return
         tried, failed = dict[int, Ranges](), Ranges.empty()
         ancestors = list[Ancestor]()
         for there, part in zip(rows, parts, strict=True):

@@ -33,6 +33,7 @@ from airflow_geneva.engine.lance_io.fragments import (
 from airflow_geneva.engine.lance_io.history import commits_newest_first
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.plan.model import ColumnSpec
+from airflow_geneva.engine.plan.moved_rows import FILE_GONE
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableColumn
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
 from airflow_geneva.engine.results import DONE, PARTIAL, BackfillResult, Checked, ShardResult
@@ -293,7 +294,7 @@ class ColumnPublisher(Publisher):
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
             spec.written.assert_same_table(self.location.options)
         # An earlier process may have committed a file that is gone, and died; without a mark the next plan looks.
-        gone = any(why == _NOT_STAGED for shard in committed for _, why in shard.left_reasons)
+        gone = any(why in (_NOT_STAGED, FILE_GONE) for shard in committed for _, why in shard.left_reasons)
         if result.commits and spec.keeps_facts and not gone:
             earlier, moved = _before_others_moved_rows(self._newest(), spec.version, result.commits)
             known = {result.version, *earlier}
