@@ -400,8 +400,8 @@ class Database(Summarized):
                 if _NOT_EMPTY not in str(error):
                     raise
         raise StorageError(
-            f"Table {name!r} is dropped, but a job writes into {table.uri} again and again. Cancel the job, and delete "
-            "the folder."
+            f"Table {name!r} cannot be dropped, because a job writes into {table.uri} again and again. Cancel the job, "
+            "and delete the folder."
         )
 
 

@@ -277,9 +277,8 @@ class _Search:
         known = self.computed.resolve(files, live, settled=same)
         version, taken = self.spec.udf_version, (self.spec.udf_version, *self.spec.taken_versions)
         done = rows_that(known, lambda p: p.is_value_of(version) and p.maker in taken)
-        if done & Ranges.union(rows) and not any(
-            LanceFile.of_table(self.newest, path).exists() for *_, path in files.output
-        ):
+        here = [path for _, base, path in files.output if base < 0] if done & Ranges.union(rows) else ()
+        if not all(LanceFile.of_table(self.newest, path).exists() for path in here):
             # Facts are recorded before a commit, and this file was removed in between.
             for there, part in zip(rows, parts, strict=True):
                 self._left[part.of.task.id, FILE_GONE] += len(there)
