@@ -385,7 +385,8 @@ def judge_column(folder: str, given: Any) -> Any:
     began = calls()
     # A cleanup takes a job for dead of which it has seen no sign for a day, and removes its values.
     if functions.keys() == {"n"} and not kinds & TAKEN_BACK and not (cleaned(given) and tries.get("late")):
-        once_a_process(sum(tries.get(call, 0) for call in ("backfill", "append_and_backfill", "apply")))
+        # A checkpoint that a disk does not read counts as damaged, and its rows are computed once more.
+        once_a_process(sum(tries.get(name, 0) for name in ("backfill", "append_and_backfill", "apply", "disk fails")))
     for column, function in functions.items():
         quiet(lambda column=column: table.backfill(column, **SIZES))  # type: ignore[misc]
         wrong = [row for row in table.to_arrow().to_pylist() if row[column] != function(row["x"])]
