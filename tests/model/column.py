@@ -376,7 +376,8 @@ class Column:
         fits = tuple(pair for verdict, pair in judged if verdict == "fits")
         lost = [*(pair for verdict, pair in judged if verdict in ("lost", "removed")), *waiting(process)]
         inputs = {one.id: one.inputs for one in state.table}
-        replaced = [pair for _, pair in judged if inputs.get(pair[0].fragment, pair[0].inputs) != pair[0].inputs]
+        left = [pair for verdict, pair in judged if verdict == "lost"]
+        replaced = [pair for pair in left if inputs.get(pair[0].fragment, pair[0].inputs) != pair[0].inputs]
         replaced = (*process.replaced, *replaced)
         process = process._replace(learned=stale(state, replaced))
         if fits:
